@@ -1,0 +1,158 @@
+"""The settings of kcache: what each is called, where its value came from, what it means.
+
+A value is taken from the first of
+
+    1. an argument of `Settings.load` (and so of `kcache.enable`),
+    2. the environment, `KCACHE_*`,
+    3. the default,
+
+and `Settings.origins` says which. The table `SETTINGS` is what the command line and the
+documentation print. A value that cannot be used raises `ConfigError`, naming the setting,
+the value and its origin; nothing is guessed in its place.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .errors import ConfigError
+from .units import GIB, MIB, parse_size
+
+log = logging.getLogger("kcache")
+
+ARGUMENT, ENVIRONMENT, DEFAULT, FALLBACK = "argument", "environment", "default", "fallback"
+
+MIN_SIZE = 16 * MIB
+"""Smallest `max_size`: below it not even one large entry and LMDB's own pages have room."""
+
+
+def _parse_bool(value: object) -> bool:
+    if isinstance(value, (bool, int)):
+        return bool(value)
+    word = str(value).strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError("expected 1 or 0")
+
+
+def _parse_link(value: object) -> str:
+    if value not in ("auto", "off"):
+        raise ValueError("expected auto or off")
+    return str(value)
+
+
+def _parse_names(value: object) -> tuple[str, ...]:
+    names = value.split(",") if isinstance(value, str) else list(value)  # type: ignore[call-overload]
+    return tuple(sorted({name.strip() for name in names if name.strip()}))
+
+
+def _parse_max_size(value: object) -> int:
+    size = parse_size(value)  # type: ignore[arg-type]
+    if size < MIN_SIZE:
+        raise ValueError(f"expected at least {MIN_SIZE} bytes")
+    return size
+
+
+def _parse_dir(value: object) -> Path:
+    path = Path(os.path.expanduser(os.fspath(value)))  # type: ignore[call-overload]
+    if not path.is_absolute():
+        raise ValueError("expected an absolute path")
+    return path
+
+
+class Setting(NamedTuple):
+    """One setting: its name, environment variable, reader, default and one sentence."""
+
+    id: str
+    variable: str
+    parse: Callable[[object], Any]
+    default: Any
+    text: str
+
+
+SETTINGS = (
+    Setting("dir", "KCACHE_DIR", _parse_dir, None, "directory that holds the store"),
+    Setting("max_size", "KCACHE_MAX_SIZE", _parse_max_size, 10 * GIB, "the store stays below this size"),
+    Setting("enabled", "KCACHE", _parse_bool, True, "0 turns kcache off"),
+    Setting("strict", "KCACHE_STRICT", _parse_bool, False, "raise instead of falling back to stock behaviour"),
+    Setting("link", "KCACHE_LINK", _parse_link, "auto", "auto: compile kernels from their linked source; off: do not"),
+    Setting("key_env", "KCACHE_KEY_ENV", _parse_names, (), "further environment variables that belong to every key"),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every setting, read and checked. `origins` maps a setting's name to where it came from."""
+
+    dir: Path
+    max_size: int = 10 * GIB
+    strict: bool = False
+    enabled: bool = True
+    link: str = "auto"
+    key_env: tuple[str, ...] = ()
+    origins: dict[str, str] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def load(cls, **overrides: Any) -> Settings:
+        """Read all settings; an override that is None counts as not given.
+
+        Raises `ConfigError` for an unknown name or a value that cannot be used. Touches the
+        disk only to find out whether the default directory can be written.
+        """
+        unknown = sorted(set(overrides) - {setting.id for setting in SETTINGS})
+        if unknown:
+            raise ConfigError(f"{unknown[0]} is not a setting of kcache")
+        values: dict[str, Any] = {}
+        origins: dict[str, str] = {}
+        for setting in SETTINGS:
+            values[setting.id], origins[setting.id] = _resolve(setting, overrides.get(setting.id), os.environ)
+        if values["dir"] is None:
+            values["dir"], origins["dir"] = _default_dir()
+        return cls(origins=origins, **values)
+
+
+def _resolve(setting: Setting, override: Any, environ: Mapping[str, str]) -> tuple[Any, str]:
+    if override is not None:
+        value, origin, where = override, ARGUMENT, "given as an argument"
+    elif environ.get(setting.variable):
+        value, origin, where = environ[setting.variable], ENVIRONMENT, f"from {setting.variable} in the environment"
+    else:
+        return setting.default, DEFAULT
+    try:
+        return setting.parse(value), origin
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{setting.id} = {value!r}, {where}, cannot be used: {error}") from error
+
+
+_warned: set[str] = set()
+
+
+def _default_dir() -> tuple[Path, str]:
+    """The user cache directory, or a per-user directory under the temporary one if that cannot be written."""
+    import platformdirs  # here, since most processes name a directory or import no store at all
+
+    path = Path(platformdirs.user_cache_dir("kcache", appauthor=False))
+    if _writable(path):
+        return path, DEFAULT
+    user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
+    fallback = Path(tempfile.gettempdir()) / f"kcache-{user}"
+    if str(path) not in _warned:
+        _warned.add(str(path))
+        log.warning("kcache: %s cannot be written; using %s. Set KCACHE_DIR to choose a directory", path, fallback)
+    return fallback, FALLBACK
+
+
+def _writable(path: Path) -> bool:
+    """Whether `path` is a writable directory or could be made one. Nothing is created."""
+    for place in (path, *path.parents):
+        if os.path.lexists(place):
+            return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+    return False

@@ -1,0 +1,66 @@
+"""A gate that `fork()` closes: no transaction is open in this process while it forks.
+
+A child that inherits an open LMDB transaction shares memory with it, and can neither end it
+nor close the environment that it belongs to. So `fork()` waits until whoever is inside has
+left, and keeps others out until it is done. Transactions are short, so the wait is too; after
+`FORK_WAIT` seconds `fork()` goes on, and the child is told how many were still inside.
+
+Holds for forks made through Python (`os.fork`, `multiprocessing`). A fork made in C runs no
+hooks; the store then notices a changed pid and refuses.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+FORK_WAIT = 5.0
+
+
+class Gate:
+    """Counts who is inside. `lock` is held over a fork, so what it guards is whole in the child."""
+
+    def __init__(self, in_child: Callable[[int], None]) -> None:
+        """`in_child` runs in every forked child, with the number that was inside at the fork."""
+        self.lock = threading.RLock()
+        self._in_child = in_child
+        self._change = threading.Condition()
+        self._inside = 0
+        self._forking = False
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(before=self._before, after_in_parent=self._parent, after_in_child=self._child)
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Wait for a fork that is under way, then hold off the next one until the block ends."""
+        change = self._change
+        with change:
+            while self._forking:
+                change.wait()
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with change:
+                self._inside -= 1
+                change.notify_all()
+
+    def _before(self) -> None:
+        self.lock.acquire()
+        with self._change:
+            self._forking = True
+            self._change.wait_for(lambda: self._inside == 0, timeout=FORK_WAIT)
+
+    def _parent(self) -> None:
+        with self._change:
+            self._forking = False
+            self._change.notify_all()
+        self.lock.release()
+
+    def _child(self) -> None:
+        inside = self._inside
+        self.lock, self._change = threading.RLock(), threading.Condition()
+        self._inside, self._forking = 0, False
+        self._in_child(inside)

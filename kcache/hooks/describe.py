@@ -1,0 +1,159 @@
+"""From torch's details objects to descriptions: the recipes of the `aot` and `fx` keys.
+
+Torch gathers what a compile depends on in a details object and pickles it into a hash.
+The recipe takes every attribute of that object and replaces only what it can say at
+least as finely: the graph by its canonical text, kernel sources by closure digests, the
+argument sources of AOTAutograd by their positions, the C++ compiler's name by what it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from kcache import environment, operators
+from kcache.closure import fingerprint
+from kcache.digest import Digest, Part
+from kcache.errors import Opaque
+from kcache.graph import Canonical, canonical, owned_by_torch
+from kcache.hooks import session
+from kcache.key import Description
+
+Leaf = Callable[[Any], bytes]
+
+REPLACED = ("gm", "aot_config", "user_defined_triton_source", "triton_kernel_source_codes", "inductor_config")
+
+AOT_CONFIG_LEFT_OUT = frozenset(
+    {
+        "fw_compiler", "bw_compiler", "inference_compiler", "partition_fn",  # Inductor's own, in torch's source key
+        "decompositions",  # the tables are parts of their own
+        "aot_id", "cache_info",  # names of this process's compile
+        "aot_autograd_arg_pos_to_source",  # said by position, below
+    }
+)  # fmt: skip
+
+PER_COMPILE = frozenset(
+    {
+        "example_inputs", "fx_kwargs", "inputs_to_check", "default_cuda_device_index", "cpp_runtime_thread_count",
+        "var_to_hint_override", "cudagraph_override", "cudagraph_annotation",
+        "region_activation_memory_budget", "saved_tensors_hooks_fx_wrap_cache_hashes", "sac_context_fn_hashes",
+    }
+)  # fmt: skip
+"""Attributes of a details object that belong to one graph and cannot be taken again without it."""
+
+PASSES = (
+    "pre_grad_custom_pass", "post_grad_custom_pre_pass", "post_grad_custom_post_pass", "joint_custom_pre_pass",
+    "joint_custom_post_pass", "_pre_fusion_custom_pass", "_post_fusion_custom_pass", "custom_partitioner_fn",
+)  # fmt: skip
+
+
+def describe(details: Any, leaf: Leaf, layer: str, compiler: Callable[[], str]) -> Description:
+    """Description of the compile that torch gathered in `details`.
+
+    `leaf` is torch's key pickler, `compiler` says what the C++ compiler is. Raises `Opaque`
+    where something that is baked into the artifact cannot be followed.
+    """
+    keep_names = layer == "fx" or bool(torch._inductor.config.pre_grad_custom_pass)
+    graph = canonical(details.gm, leaf, keep_names=keep_names)
+    classes = subclasses(details.example_inputs)
+
+    def live() -> list[Part]:
+        return [*code_parts(graph, classes), *pass_parts(), *environment.holes(_key_env(), leaf)]
+
+    fixed = [
+        Part("layer", Digest.of(layer.encode())),
+        Part.of("graph", graph.text, readable=True),
+        *environment.of_details(details, leaf, REPLACED),
+        _inductor_config(details, leaf, compiler),
+    ]
+    if hasattr(details, "aot_config"):
+        fixed.append(Part("aot_config", Digest.of(environment.stable(aot_config(details.aot_config), leaf))))
+    return Description((*fixed, *live()), lambda: [*settings(leaf, compiler), *live()], label(graph))
+
+
+def settings(leaf: Leaf, compiler: Callable[[], str]) -> list[Part]:
+    """Parts of the environment as they are now, under the names they have in a description."""
+    from torch._inductor.codecache import FxGraphHashDetails
+
+    now = FxGraphHashDetails(torch.fx.GraphModule({}, torch.fx.Graph()), [], {}, [])
+    return [*environment.of_details(now, leaf, {*REPLACED, *PER_COMPILE}), _inductor_config(now, leaf, compiler)]
+
+
+def _inductor_config(details: Any, leaf: Leaf, compiler: Callable[[], str]) -> Part:
+    config = dict(details.inductor_config)
+    if "cpp.cxx" in config:
+        config["cpp.cxx"] = compiler()
+    return environment.settings_part("inductor_config", config, leaf)
+
+
+def _key_env() -> Iterable[str]:
+    return session.current().settings.key_env
+
+
+def code_parts(graph: Canonical, classes: Iterable[type]) -> list[Part]:
+    """Parts for all code that `graph` names: kernels, functions, tensor subclasses, operators."""
+    parts, reached = [], list(graph.operators)
+    for kind, things in (("kernel", graph.kernels), ("function", graph.functions), ("class", classes)):
+        for position, thing in enumerate(things):
+            found = fingerprint(thing)
+            if found.opaque:
+                raise found.opaque[0]
+            parts.append(Part(f"{kind} {position} {found.name}", found.digest, found.source.encode()))
+            reached += [op for name in found.operators for op in operators.overloads(name)]
+    return parts + operators.parts(reached)
+
+
+def pass_parts() -> list[Part]:
+    """Parts for the user's graph passes, by closure, beside the uuid that torch takes."""
+    parts = []
+    for name in PASSES:
+        configured = getattr(torch._inductor.config, name, None)
+        for position, each in enumerate(configured if isinstance(configured, (list, tuple)) else [configured]):
+            if each is None or isinstance(each, str) or owned_by_torch(type(each)) and owned_by_torch(each):
+                continue
+            found = fingerprint(each)
+            if found.opaque:
+                raise Opaque(f"pass {name}", found.opaque[0].name, found.opaque[0].why)
+            parts.append(Part(f"pass {name} {position}", found.digest))
+    return parts
+
+
+def subclasses(inputs: Iterable[Any]) -> list[type]:
+    """Tensor subclasses among the inputs that are not torch's own; their dispatch code is traced into the graph."""
+    found: dict[type, None] = {}
+    for value in inputs:
+        if isinstance(value, torch.Tensor) and not type(value).__module__.startswith("torch."):
+            if type(value) is not torch.Tensor:
+                found[type(value)] = None
+    return list(found)
+
+
+def aot_config(config: Any) -> dict[str, Any]:
+    """AOTAutograd's configuration by field; argument sources by position and kind, without the caller's names."""
+    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in AOT_CONFIG_LEFT_OUT}
+    sources = config.aot_autograd_arg_pos_to_source
+    return {**fields, "sources": None if sources is None else source_classes(sources)}
+
+
+def source_classes(sources: list[Any]) -> list[Any]:
+    """For each argument: the first position with an equal source, and the classes that its source is made of.
+
+    What a source's name meant at run time is checked by Dynamo's guards and is not in the entry.
+    """
+    first: dict[str, int] = {}
+    found = []
+    for position, source in enumerate(sources):
+        chain, link = [], source
+        while link is not None:
+            chain.append(type(link).__qualname__)
+            link = getattr(link, "base", None)
+        found.append((first.setdefault(repr(source), position), chain))
+    return found
+
+
+def label(graph: Canonical) -> str:
+    """Names of the kernels in `graph`, once each."""
+    return " ".join(dict.fromkeys(fingerprint(kernel).name for kernel in graph.kernels))

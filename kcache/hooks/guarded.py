@@ -1,0 +1,207 @@
+"""What `aot` and `fx` share: torch's two guarded caches, kept in kcache's store.
+
+Torch makes a key by handing a details object to a pickler, reads candidates through
+`iterate_over_candidates`, and writes through `_write_to_local_cache`. Those three are
+replaced; everything between, with all of torch's counters, mega-cache recording and
+switches, stays torch's. Keys keep torch's form, a prefix letter and then our 64
+hexadecimal digits, so an AOT entry names its FX entries as before.
+
+A key in another form (a nonce, or one that stock torch made and a mega-cache brought) is
+none of ours and goes torch's way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from kcache.digest import SIZE, Key
+from kcache.errors import Damaged, Opaque
+from kcache.hooks import host, session
+from kcache.hooks.describe import describe
+from kcache.hooks.patch import Patches, require
+from kcache.key import Description, Descriptions
+
+DESCRIPTIONS = Descriptions()
+
+_local = threading.local()
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What the save in progress in this thread knows of its entry, beside the bytes."""
+
+    guards: str
+    cost_ns: int
+    pieces: tuple[bytes, ...] = ()
+    links: tuple[tuple[str, Key], ...] = ()
+
+
+def parse(key: str) -> Key | None:
+    """Our key in `key` as torch spells it, or None where torch or somebody else made it."""
+    digits = key[-2 * SIZE :]
+    if len(key) != 2 * SIZE + 1:
+        return None
+    try:
+        return Key(bytes.fromhex(digits))
+    except ValueError:
+        return None
+
+
+def make_key(layer: str, pickler: Any, details: Any, bypass: type[Exception]) -> str:
+    """64 hexadecimal digits for `details`; raises torch's own `bypass` with a named reason where there is no key."""
+    try:
+        description = describe(details, pickler.dumps, layer, host.compiler_identity)
+    except Opaque as opaque:
+        _refuse(layer, str(opaque), bypass)
+    except bypass:
+        raise
+    except Exception as error:
+        session.current().trouble(layer, "key failed", error)
+        raise bypass(f"kcache: key failed: {error}") from error
+    return DESCRIPTIONS.remember(description).hex
+
+
+def _refuse(layer: str, reason: str, bypass: type[Exception]) -> NoReturn:
+    session.current().bypass(layer, reason)
+    raise bypass(f"kcache: {reason}")
+
+
+def install(patches: Patches, layer: str, owner: Any) -> None:
+    """Put the store under `owner`, a subclass of torch's `GuardedCache`."""
+    require(owner, "iterate_over_candidates", ("cls", "local", "remote_cache", "key"))
+    require(owner, "_write_to_local_cache", ("key", "content"))
+    require(owner, "clear", ())
+    require(owner, "_record_result", ("cls", "key", "local_hit", "local_miss"))
+    read = owner.iterate_over_candidates
+    write = owner._write_to_local_cache
+    record = owner._record_result
+    clear = owner.clear
+
+    def iterate_over_candidates(cls: Any, local: bool, remote_cache: Any, key: str) -> Iterator[Any]:
+        ours = parse(key)
+        if not local or ours is None:
+            yield from read(local, remote_cache, key)
+            return
+        yield from candidates(layer, ours)
+        yield from read(False, remote_cache, key)
+
+    def _write_to_local_cache(key: str, content: bytes) -> None:
+        ours = parse(key)
+        if ours is None:
+            write(key, content)
+        else:
+            save(layer, ours, content)
+
+    def _record_result(cls: Any, key: str, local_hit: bool, local_miss: bool, *args: Any, **kwargs: Any) -> None:
+        if parse(key) is not None:
+            stats = session.current().stats
+            stats.count(layer, "hit" if local_hit else "miss")
+            if local_hit:
+                stats.saved(layer, getattr(_local, "cost_ns", 0))
+        record(key, local_hit, local_miss, *args, **kwargs)
+
+    def _clear() -> None:
+        clear()
+        session.current().cache.clear(layer)
+
+    patches.replace(owner, "clear", staticmethod(_clear))
+    patches.replace(owner, "iterate_over_candidates", classmethod(iterate_over_candidates))
+    patches.replace(owner, "_write_to_local_cache", staticmethod(_write_to_local_cache))
+    patches.replace(owner, "_record_result", classmethod(_record_result))
+
+
+def candidates(layer: str, key: Key) -> Iterator[tuple[Any, bytes, bool]]:
+    """(object, its pickle, True) for every stored variant of `key`, as torch's iterator gives them.
+
+    An entry that cannot be read or unpickled is dropped, counted and left out.
+    """
+    active = session.current()
+    try:
+        found = active.cache.candidates(layer, key)
+    except Exception as error:
+        active.trouble(layer, "lookup failed", error)
+        return
+    for candidate in found:
+        try:
+            content = candidate.load()
+            value = pickle.loads(content)
+        except Damaged:
+            continue  # dropped and counted where it was found
+        except Exception as error:
+            active.trouble(layer, "entry does not load", error)
+            continue
+        _local.cost_ns = candidate.cost_ns
+        yield value, content, True
+
+
+def save(layer: str, key: Key, content: bytes) -> None:
+    """Queue an entry for the store, unless what its key was made of has changed since."""
+    active = session.current()
+    try:
+        description = DESCRIPTIONS.get(key)
+        read = getattr(_local, "saving", None)
+        saving = read() if read else _from_content(content)
+        stale = changed(layer, description, saving)
+        if stale:
+            active.stats.count(layer, "skipped", reason=f"changed while compiling: {', '.join(stale)}")
+            return
+        active.cache.put(
+            layer,
+            key,
+            content,
+            guards=saving.guards,
+            parts=description.parts if description else (),
+            links=saving.links,
+            label=description.label if description else "",
+            cost_ns=saving.cost_ns,
+            pieces=saving.pieces,
+        )
+    except Exception as error:
+        active.trouble(layer, "save failed", error)
+
+
+def changed(layer: str, description: Description | None, saving: Saving) -> list[str]:
+    """Parts that differ between the key and now.
+
+    An AOT entry's settings are compared with those under which its FX entries were
+    compiled, the backward's at the first `.backward()`: by the time of the save, options
+    that `torch.compile(options=…)` had in force are not in force any more.
+    """
+    if description is None:
+        return []
+    if layer == "fx":
+        return description.changed()
+    code = [n for n in description.changed() if n.startswith(("kernel ", "function ", "class ", "operator ", "pass "))]
+    linked = [DESCRIPTIONS.get(key) for _, key in saving.links]
+    return code + sorted({n for other in linked if other for n in description.differing(other) if n in SETTINGS})
+
+
+SETTINGS = frozenset(
+    {"inductor_config", "switches", "triton_environment", "device", "user_environment", "default_dtype"}
+)
+
+
+@contextlib.contextmanager
+def saving(read: Callable[[], Saving]) -> Iterator[None]:
+    """Let a save in this thread know its entry; `read` is called when the write happens, after torch set the guards."""
+    _local.saving = read
+    try:
+        yield
+    finally:
+        _local.saving = None
+
+
+def _from_content(content: bytes) -> Saving:
+    """For entries that arrive through torch's mega-cache: the guards are in the pickle."""
+    return Saving(getattr(pickle.loads(content), "guards_expr", None) or "", 0)
+
+
+def keyed(owner: Any, name: str, patches: Patches, methods: Callable[[type], dict[str, Any]]) -> None:
+    """Replace the pickler class `owner.name` by a subclass with `methods`."""
+    base = getattr(owner, name)
+    patches.replace(owner, name, type(base.__name__, (base,), methods(base)))

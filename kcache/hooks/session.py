@@ -1,0 +1,86 @@
+"""What is switched on: the settings, the store in use, and how a seam reports trouble.
+
+One `Session` exists between `enable()` and `disable()`. Seams ask it for the current
+cache (another one inside torch's `fresh_cache()`), and hand it every exception of
+kcache's own: it is counted with its reason, warned about once per kind, and under
+`KCACHE_STRICT` raised again at the next point where torch does not swallow it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+
+from kcache.cache import Cache
+from kcache.config import Settings
+from kcache.counters import Stats
+
+log = logging.getLogger("kcache")
+
+
+class Session:
+    """State shared by all seams. Thread-safe; `cache` differs per `fresh_cache()` nesting of the process."""
+
+    def __init__(self, settings: Settings, cache: Cache, stats: Stats) -> None:
+        self.settings = settings
+        self.stats = stats
+        self._caches = [cache]
+        self._warned: set[str] = set()
+        self._pending: BaseException | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def cache(self) -> Cache:
+        """The cache that lookups and saves go to now."""
+        return self._caches[-1]
+
+    @contextlib.contextmanager
+    def use(self, cache: Cache) -> Iterator[None]:
+        """Let `cache` stand in for the store until the block ends (torch's `fresh_cache()`)."""
+        self._caches.append(cache)
+        try:
+            yield
+        finally:
+            self._caches.remove(cache)
+
+    def trouble(self, layer: str, reason: str, error: BaseException) -> None:
+        """Count `error` under `reason`, warn once per reason, and keep it for `reraise` when strict."""
+        self.stats.count(layer, "error", reason=reason)
+        with self._lock:
+            first = reason not in self._warned
+            self._warned.add(reason)
+            if self.settings.strict and self._pending is None:
+                self._pending = error
+        if first:
+            log.warning("kcache: %s: %s: %s; compiling without it", layer, reason, error)
+        log.debug("kcache: %s: %s", layer, reason, exc_info=error)
+
+    def bypass(self, layer: str, reason: str) -> None:
+        """Count a bypass and say why, one line each."""
+        self.stats.count(layer, "bypass", reason=reason)
+        log.info("kcache: %s bypassed: %s", layer, reason)
+
+    def reraise(self) -> None:
+        """Raise what `trouble` kept, when strict; called where torch lets exceptions through."""
+        with self._lock:
+            error, self._pending = self._pending, None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Drain and close every cache in use."""
+        for cache in reversed(self._caches):
+            cache.close()
+
+
+CURRENT: Session | None = None
+"""The session between `enable()` and `disable()`, else None."""
+
+
+def current() -> Session:
+    """The session in force; seams run only while there is one."""
+    if CURRENT is None:
+        raise RuntimeError("kcache is not enabled")
+    return CURRENT

@@ -1,0 +1,155 @@
+"""Layer `triton`: artifact groups of Triton's own compiler, and the C modules that it builds.
+
+Triton asks a cache manager for the files of a compile by the hash of all that it depends
+on. The manager here keeps Triton's files where they are expected (the launcher opens their
+paths) and the store beside them: what is missing on disk is written out from the store,
+what Triton writes is stored as one entry per group, each binary under its own digest.
+
+The manager is set in this process only, never in the environment, where interpreters
+without kcache would stumble over it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from triton.runtime.cache import FileCacheManager
+
+from kcache.digest import Key, Part
+from kcache.hooks import kernels, session
+from kcache.hooks.patch import Patches, require
+
+GROUP = "__grp__"
+
+EXPECTED = {
+    "__init__": ("self", "key", "override", "dump"),
+    "get_file": ("self", "filename"),
+    "put": ("self", "data", "filename", "binary"),
+    "get_group": ("self", "filename"),
+    "put_group": ("self", "filename", "group"),
+}
+"""Methods of Triton's file manager that are overridden, and their parameters."""
+
+
+def install(patches: Patches) -> None:
+    """Install the seam; raises `ShapeError` where Triton looks otherwise."""
+    from triton import knobs
+    from triton.runtime import cache
+
+    for name, parameters in EXPECTED.items():
+        require(cache.FileCacheManager, name, parameters)
+    before = vars(knobs.cache).get("manager_class")
+    if knobs.cache.manager_class not in (None, FileCacheManager):
+        session.current().bypass("triton", "the program has a cache manager of its own")
+        return
+    knobs.cache.manager_class = Manager
+
+    def undo() -> None:
+        if before is None:
+            vars(knobs.cache).pop("manager_class", None)
+        else:
+            knobs.cache.manager_class = before
+
+    patches.also(undo)
+
+
+class Manager(FileCacheManager):  # type: ignore[misc]
+    """Triton's file manager with kcache's store behind it.
+
+    Any trouble of the store's leaves Triton's own behaviour. As thread-safe as Triton's
+    manager: one object serves one compile.
+    """
+
+    def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
+        super().__init__(key, override=override, dump=dump)
+        self._in_store = kernels.stored() and not (override or dump)
+
+    def get_file(self, filename: str) -> str | None:
+        path = super().get_file(filename)
+        if not self._in_store or filename.startswith(GROUP) or not _is_module(filename):
+            return path  # type: ignore[no-any-return]
+        if path is not None:
+            session.current().stats.count("triton", "hit")
+            return path  # type: ignore[no-any-return]
+        self._materialise(filename)
+        return super().get_file(filename)  # type: ignore[no-any-return]
+
+    def get_group(self, filename: str) -> dict[str, str] | None:
+        found = super().get_group(filename)
+        if not self._in_store:
+            return found  # type: ignore[no-any-return]
+        if found and filename in found:
+            session.current().stats.count("triton", "hit")
+            return found  # type: ignore[no-any-return]
+        self._materialise(filename)
+        return super().get_group(filename)  # type: ignore[no-any-return]
+
+    def put(self, data: Any, filename: str, binary: bool = True) -> str:
+        path = super().put(data, filename, binary)
+        if self._in_store and _is_module(filename):
+            self._store(filename, {filename: Path(path).read_bytes()})
+        return path  # type: ignore[no-any-return]
+
+    def put_group(self, filename: str, group: dict[str, str]) -> str:
+        path = super().put_group(filename, group)
+        if self._in_store:
+            self._store(filename, {name: Path(p).read_bytes() for name, p in group.items()})
+        return path  # type: ignore[no-any-return]
+
+    def _key(self, filename: str) -> Key:
+        parts = [Part.of("layer", "triton"), Part.of("hash", self.key), Part.of("file", filename)]
+        if _is_module(filename):  # Triton's key of a C module names neither libc nor Python
+            built = f"{sys.implementation.cache_tag} {platform.libc_ver()} {platform.machine()}"
+            parts.append(Part.of("built for", built))
+        return Key.of(parts)
+
+    def _materialise(self, filename: str) -> None:
+        active = session.current()
+        try:
+            value = active.cache.get("triton", self._key(filename))
+            if value is None:
+                return
+            members = unpack(value)
+            paths = {name: super(Manager, self).put(data, name, binary=True) for name, data in members.items()}
+            if not _is_module(filename):
+                super().put_group(filename, paths)
+        except Exception as error:
+            active.trouble("triton", "artifacts cannot be written out", error)
+
+    def _store(self, filename: str, members: dict[str, bytes]) -> None:
+        active = session.current()
+        try:
+            label = Path(filename).stem
+            value, pieces = pack(members), tuple(members.values())
+            active.cache.put("triton", self._key(filename), value, label=label, pieces=pieces)
+        except Exception as error:
+            active.trouble("triton", "save failed", error)
+
+
+def _is_module(filename: str) -> bool:
+    return filename.endswith((".so", ".pyd", ".dylib"))
+
+
+def pack(members: dict[str, bytes]) -> bytes:
+    """Files as one value: a JSON line of names and lengths, then their bytes in that order."""
+    head = json.dumps([[name, len(data)] for name, data in members.items()]).encode()
+    return head + b"\n" + b"".join(members.values())
+
+
+def unpack(value: bytes) -> dict[str, bytes]:
+    """Inverse of `pack`. Raises `ValueError` where lengths do not add up."""
+    head, _, body = value.partition(b"\n")
+    members, at = {}, 0
+    for name, length in json.loads(head):
+        if os.path.basename(name) != name:
+            raise ValueError(f"{name!r} is not a plain file name")
+        members[name] = body[at : at + length]
+        at += length
+    if at != len(body):
+        raise ValueError(f"{len(body)} bytes where {at} are named")
+    return members

@@ -1,0 +1,111 @@
+"""The directory a store lives in: whether it may be used, and how it comes to be.
+
+    <root>/
+        v1/                         one directory per format; mode 0700
+            README  CACHEDIR.TAG  data.mdb  lock.mdb
+        v1.unreadable-<time>/       set aside because LMDB could not read it
+
+`v1` is made whole under another name and renamed into place, so no process ever sees half of
+it; of two that make it at once, one wins and the other uses the winner's. Nothing that is not
+ours is used, changed or removed: every doubt raises `StoreError`, which says what to do.
+
+Nothing here opens `data.mdb` or `lock.mdb`: closing any descriptor of theirs would drop the
+locks (POSIX) that this process holds through LMDB.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from .entry import VERSION
+from .errors import StoreError
+
+NAME = f"v{VERSION}"
+
+README = """\
+This is a compile cache written by kcache (https://pypi.org/project/kcache), format v1.
+`kcache stats` says what is in it; `kcache purge` empties it; deleting the directory is safe
+while no program uses it. Only its owner may write here: what it holds is code that will run.
+Not for network file systems. kcache removes old entries by itself, see KCACHE_MAX_SIZE.
+"""
+TAG = """\
+Signature: 8a477f597d28d172789f06886806bc55
+# This file marks a cache directory made by kcache. Backups may leave it out.
+# See https://bford.info/cachedir/
+"""
+_OURS = re.compile(r"v\d+(\..*)?|\.v\d+-.*")
+
+
+def prepare(root: Path, make: Callable[[Path], None], *, create: bool, readonly: bool) -> Path:
+    """The format's directory under `root`, checked; made, with `make(directory)` adding the data, if need be.
+
+    Raises `StoreError` if it is missing and `create` is false, or if it may not be used.
+    """
+    home = root / NAME
+    try:
+        if not root.exists():
+            if not create or root.is_symlink():
+                raise StoreError(f"there is no kcache store in {root}")
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_root(root)
+        if not home.exists() or (home.is_dir() and not any(home.iterdir())):
+            if not create:
+                raise StoreError(f"there is no kcache store in {root}")
+            _make(root, home, make)
+        _check_home(home, readonly=readonly)
+    except OSError as error:
+        raise StoreError(f"{root} cannot be used: {error.strerror or error}. Set KCACHE_DIR to another one") from error
+    return home
+
+
+def _check_root(root: Path) -> None:
+    if not root.is_dir():
+        raise StoreError(f"{root} is not a directory. Set KCACHE_DIR to one")
+    strangers = [name for name in os.listdir(root) if not _OURS.fullmatch(name)]
+    if strangers and not (root / NAME / "CACHEDIR.TAG").exists():
+        raise StoreError(f"{root} holds other files ({min(strangers)}). Set KCACHE_DIR to an empty directory")
+
+
+def _check_home(home: Path, *, readonly: bool) -> None:
+    facts = os.stat(home)
+    if not stat.S_ISDIR(facts.st_mode) or not (home / "CACHEDIR.TAG").exists():
+        raise StoreError(f"{home} was not made by kcache. Set KCACHE_DIR to an empty directory")
+    if hasattr(os, "getuid") and facts.st_uid != os.getuid():
+        raise StoreError(f"{home} belongs to user {facts.st_uid}. Set KCACHE_DIR to a directory of your own")
+    if os.name == "posix" and facts.st_mode & 0o022:
+        raise StoreError(f"others may write to {home}, and what it holds is run. Run: chmod 700 {home}")
+    if not readonly and not os.access(home, os.W_OK | os.X_OK):
+        raise StoreError(f"{home} cannot be written. Make it writable or set KCACHE_DIR to another directory")
+
+
+def _make(root: Path, home: Path, make: Callable[[Path], None]) -> None:
+    aside = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=root))  # mkdtemp gives mode 0700
+    try:
+        (aside / "README").write_text(README, encoding="utf-8")
+        (aside / "CACHEDIR.TAG").write_text(TAG, encoding="utf-8")
+        make(aside)
+        try:
+            os.rename(aside, home)
+        except OSError:
+            if not (home / "CACHEDIR.TAG").exists():  # else: another process was faster
+                raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def set_aside(home: Path) -> Path:
+    """Rename a store that cannot be read, so that a new one can be made. Processes that have it open keep it."""
+    stamp = time.strftime("%Y%m%dT%H%M%S")
+    for attempt in range(100):
+        target = home.with_name(f"{NAME}.unreadable-{stamp}" + (f"-{attempt}" if attempt else ""))
+        if not target.exists():
+            os.rename(home, target)
+            return target
+    raise StoreError(f"{home} cannot be read and could not be set aside. Remove it")

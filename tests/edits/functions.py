@@ -1,0 +1,101 @@
+"""Edits of plain Python: operator bodies, backward functions, graph passes, classes."""
+
+from __future__ import annotations
+
+from tests.edits import NEUTRAL, OPAQUE, SEMANTIC, Row
+
+ROWS: list[Row] = []
+
+
+def both(name: str, kind: str, before: str, after: str, **others: tuple[str, str]) -> None:
+    """A row whose target is `fn` in `mod.py`; other modules as before and after."""
+    old = {f"{n}.py": texts[0] for n, texts in others.items()}
+    new = {f"{n}.py": texts[1] for n, texts in others.items()}
+    ROWS.append(Row(name, kind, {"mod.py": HEAD + before, **old}, {"mod.py": HEAD + after, **new}, "mod:fn"))
+
+
+def atom(name: str, text: str, old: str = "1", new: str = "2", **others: str) -> None:
+    """A semantic row: `<>` in all files is `old`, then `new`."""
+    both(f"function: {name}", SEMANTIC, text.replace("<>", old), text.replace("<>", new),
+         **{n: (t.replace("<>", old), t.replace("<>", new)) for n, t in others.items()})  # fmt: skip
+
+
+def same(name: str, before: str, after: str) -> None:
+    """A neutral row."""
+    both(f"function: {name}", NEUTRAL, before, after)
+
+
+def opaque(name: str, text: str) -> None:
+    """A row that cannot be followed."""
+    both(f"function: {name}", OPAQUE, text, text)
+
+
+HEAD = "import functools, os, sys, time\nimport torch\n"
+FN = "def fn(x, y):\n    z = x + 1\n    return z * y\n"
+
+atom("constant", "def fn(x):\n    return x + <>\n")
+atom("constant's type", "def fn(x):\n    return x + <>\n", "1", "1.0")
+atom("global", "K = <>\ndef fn(x):\n    return x + K\n")
+atom("global list", "K = [1, <>]\ndef fn(x):\n    return x + K[0]\n")
+atom("helper", "def g(x):\n    return x + <>\ndef fn(x):\n    return g(x)\n")
+atom("helper in a dictionary", "def g(x):\n    return x + <>\nT = {'g': g}\ndef fn(x):\n    return T['g'](x)\n")
+atom("nested function's global", "K = <>\ndef fn(x):\n    def h(y):\n        return y + K\n    return h(x)\n")
+atom("nested function's free variable", "def make(k):\n    def fn(x):\n        return (lambda: x + k)()\n    return fn\nfn = make(<>)\n")
+atom("lambda", "fn = lambda x: x + <>\n")
+atom("two lambdas on one line", "fn, other = (lambda x: x + <>), (lambda x: x)\n")
+atom("default", "def fn(x, k=<>):\n    return x + k\n")
+atom("keyword default", "def fn(x, *, k=<>):\n    return x + k\n")
+atom("default function", "def g(x):\n    return <>\ndef fn(x, k=g):\n    return k(x)\n")
+atom("comprehension", "K = <>\ndef fn(x):\n    return [a + K for a in x]\n")
+atom("what a try covers", "def fn(x):\n    <>\n", "try:\n        a(x)\n        b(x)\n    except E:\n        pass", "a(x)\n    try:\n        b(x)\n    except E:\n        pass")
+atom("partial", "def g(k, x):\n    return x + k\nfn = functools.partial(g, <>)\n")
+atom("decorated by wraps", "def deco(f):\n    @functools.wraps(f)\n    def inner(*a):\n        return f(*a)\n    return inner\n@deco\ndef fn(x):\n    return x + <>\n")
+atom("decorator's own code", "def deco(f):\n    @functools.wraps(f)\n    def inner(*a):\n        return f(*a) + <>\n    return inner\n@deco\ndef fn(x):\n    return x\n")
+atom("torch's decorator", "@torch.no_grad()\ndef fn(x):\n    return x + <>\n")
+atom("lru_cache", "@functools.lru_cache\ndef fn(x):\n    return x + <>\n")
+atom("made by exec", "space = {}\nexec('def fn(x): return x + <>', space)\nfn = space['fn']\n")
+atom("generator", "def fn(x):\n    yield x + <>\n")
+atom("async", "async def fn(x):\n    return x + <>\n")
+atom("torch function", "def fn(x):\n    return torch.<>(x)\n", "sin", "cos")
+atom("torch alias", "op = torch.<>\ndef fn(x):\n    return op(x)\n", "sin", "cos")
+atom("torch dtype", "def fn(x):\n    return x.to(torch.<>)\n", "float32", "float16")
+atom("device", "D = torch.device('<>')\ndef fn(x):\n    return x.to(D)\n", "cpu", "cuda")
+atom("method of an instance", "class C:\n    def f(self, x):\n        return x + <>\nc = C()\ndef fn(x):\n    return c.f(x)\n")
+atom("attribute of an instance", "class C:\n    def __init__(self):\n        self.k = <>\n    def f(self, x):\n        return x + self.k\nc = C()\ndef fn(x):\n    return c.f(x)\n")
+atom("bound method", "class C:\n    def f(self, x):\n        return x + <>\nfn = C().f\n")
+atom("callable instance", "class C:\n    def __call__(self, x):\n        return x + <>\nfn = C()\n")
+atom("base class", "class B:\n    def f(self, x):\n        return x + <>\nclass C(B):\n    pass\nfn = C().f\n")
+atom("property", "class C:\n    @property\n    def k(self):\n        return <>\nc = C()\ndef fn(x):\n    return x + c.k\n")
+atom("class method", "class C:\n    K = <>\n    @classmethod\n    def f(cls, x):\n        return x + cls.K\ndef fn(x):\n    return C.f(x)\n")
+atom("slots", "class C:\n    __slots__ = ('k',)\n    def __init__(self):\n        self.k = <>\nc = C()\ndef fn(x):\n    return x + c.k\n")
+atom("dataclass method", "import dataclasses\n@dataclasses.dataclass\nclass C:\n    k: int = 1\n    def f(self):\n        return self.k + <>\nc = C()\ndef fn(x):\n    return x + c.f()\n")
+atom("enum method", "import enum\nclass E(enum.Enum):\n    A = 1\n    def f(self):\n        return <>\ndef fn(x):\n    return x + E.A.f()\n")
+atom("autograd function", "class F(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n        return x\n    @staticmethod\n"
+     "    def backward(ctx, g):\n        return g * <>\ndef fn(x):\n    return F.apply(x)\n")  # fmt: skip
+atom("a class", "class fn:\n    def f(self, x):\n        return x + <>\n")
+atom("super", "class B:\n    def f(self):\n        return <>\nclass C(B):\n    def f(self):\n        return super().f()\nfn = C().f\n")
+atom("import in the body", "def fn(x):\n    import oth\n    return oth.g(x)\nimport oth\n", oth="def g(x):\n    return x + <>\n")
+atom("import from in the body", "def fn(x):\n    from oth import g as h\n    return h(x)\nimport oth\n", oth="def g(x):\n    return x + <>\n")
+atom("dotted import in the body", "def fn(x):\n    import torch.nn.functional as F\n    return F.<>(x)\n", "relu", "gelu")
+atom("module attribute", "import oth\ndef fn(x):\n    return x + oth.K\n", oth="K = <>\n")
+atom("nested class", "def fn(x):\n    class C:\n        k = <>\n    return x + C.k\n")
+atom("mutual recursion", "def g(x):\n    return fn(x) + <>\ndef fn(x):\n    return g(x)\n")
+atom("kernel reached", "import kern\ndef fn(x):\n    kern.kern[(1,)](x)\n", kern="import triton\n@triton.jit\ndef kern(x):\n    x + <>\n")
+atom("torch's name that is the user's", "@functools.wraps(torch.nn.functional.gelu)\ndef fn(x):\n    return x + <>\n")
+same("comment, docstring, layout", FN, "\n\ndef fn(x, y):\n    '''Doc.'''\n    # c\n    z = (x\n         + 1)\n\n    return z * y\n")
+same("local renamed", FN, FN.replace("z", "total"))
+same("captured local renamed", "def fn(x):\n    a = 1\n    b = 2\n    return lambda: a + b\n", "def fn(x):\n    z = 1\n    b = 2\n    return lambda: z + b\n")
+same("moved down", FN, "\n\nOTHER = 1\ndef other():\n    pass\n\n" + FN)
+same("helper renamed", "def g(x):\n    return x\ndef fn(x):\n    return g(x)\n", "def h(x):\n    return x\ndef fn(x):\n    return h(x)\n")
+same("annotations", "def fn(x):\n    return x\n", "def fn(x: torch.Tensor) -> torch.Tensor:\n    return x\n")
+same("class docstring", "class C:\n    def f(self):\n        return 1\nfn = C().f\n", "class C:\n    '''Doc.'''\n    def f(self):\n        '''Doc.'''\n        return 1\nfn = C().f\n")
+same("unrelated environment variable", "os.environ.pop('KC_A', None)\n" + FN, "os.environ['KC_A'] = '1'\n" + FN)
+opaque("eval", "def fn(x):\n    return eval('x')\n")
+opaque("open", "def fn(x):\n    return open('f')\n")
+opaque("globals", "def fn(x):\n    return globals()['x']\n")
+opaque("environment", "def fn(x):\n    return x + int(os.environ['A'])\n")
+opaque("getenv", "def fn(x):\n    return os.getenv('A')\n")
+opaque("clock", "def fn(x):\n    return time.time()\n")
+opaque("tensor", "T = torch.ones(2)\ndef fn(x):\n    return x + T\n")
+opaque("module of parameters", "M = torch.nn.Linear(2, 2)\ndef fn(x):\n    return M(x)\n")
+opaque("module as a value", "def fn(x):\n    return getattr(os, x)\n")
