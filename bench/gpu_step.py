@@ -63,6 +63,7 @@ def run(mode: str, kind: str, root: Path) -> dict[str, Any]:
     )
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):
+            print(f"{kind:6} {mode:7} first step {json.loads(line[7:])['first_step_s']:6.2f} s", flush=True)
             starts = log.read_text().splitlines() if log.exists() else []
             kept = [p for name in ("kcache", "inductor", "triton") for p in (root / name).rglob("*") if p.is_file()]
             return {

@@ -68,14 +68,33 @@ def settings_part(name: str, settings: Mapping[str, Any], leaf: Leaf) -> Part:
     return Part.of(name, "\n".join(lines), readable=True)
 
 
+OPERATIONS = tuple(
+    (backend, operation)
+    for backend, operations in (
+        ("generic", ("all",)),
+        ("cuda", ("all", "matmul", "conv", "rnn")),
+        ("mkldnn", ("all", "matmul", "conv", "rnn")),
+    )
+    for operation in operations
+)
+"""Pairs for which torch keeps a float32 precision."""
+
+OTHER_SDP = ("_get_sdp_priority_order", "_get_overrideable_sdp_enabled", "_get_fa3_sdp_enabled")
+"""Switches of scaled dot-product attention that have no public getter in every release."""
+
 SWITCHES: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("default_dtype", torch.get_default_dtype),
-    ("matmul_precision", torch.get_float32_matmul_precision),
+    ("precisions", lambda: _precisions()),
+    ("matmul_precision", lambda: _answered(torch.get_float32_matmul_precision)),
     ("flash_sdp", torch.backends.cuda.flash_sdp_enabled),
     ("mem_efficient_sdp", torch.backends.cuda.mem_efficient_sdp_enabled),
     ("math_sdp", torch.backends.cuda.math_sdp_enabled),
     ("cudnn_sdp", torch.backends.cuda.cudnn_sdp_enabled),
     ("reduced_math_sdp", torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed),
+    ("other_sdp", lambda: {name: _getter(name) for name in OTHER_SDP}),
+    ("sm_carveout", lambda: _getter("_get_sm_carveout_experimental")),
+    ("cudnn_tf32", lambda: _answered(torch._C._get_cudnn_allow_tf32)),
+    ("onednn_tf32", lambda: _answered(torch._C._get_onednn_allow_tf32)),
     ("mkldnn", lambda: (torch.backends.mkldnn.enabled, torch.backends.mkldnn.deterministic)),
     ("mkldnn_available", torch.backends.mkldnn.is_available),
     (
@@ -138,6 +157,24 @@ def triton_environment() -> dict[str, str]:
         return {}
     found = {str(k): str(v) for k, v in get_cache_invalidating_env_vars().items()}
     return {**found, **{name: os.environ[name] for name in names if name in os.environ}}
+
+
+def _precisions() -> dict[str, str]:
+    getter = torch._C._get_fp32_precision_getter
+    return {f"{backend} {operation}": getter(backend, operation) for backend, operation in OPERATIONS}
+
+
+def _getter(name: str) -> Any:
+    read = getattr(torch._C, name, None)
+    return None if read is None else read()
+
+
+def _answered(read: Callable[[], Any]) -> Any:
+    """What a legacy getter says; it refuses once precisions were set per back end, and those are listed above."""
+    try:
+        return read()
+    except RuntimeError:
+        return "set per back end"
 
 
 def _multiply(a: float, b: float) -> float:

@@ -24,6 +24,7 @@ parts of the key.
 from __future__ import annotations
 
 import enum
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -161,7 +162,7 @@ class _Printer:
         if isinstance(target, torch._ops.HigherOrderOperator):
             return f"higher_order.{target.name()}"
         if owned_by_torch(target):
-            return f"{target.__module__}.{target.__qualname__}"
+            return name_of(target)
         self._remember(target, self.functions)
         return f"function:{followed(target).hex}"
 
@@ -199,25 +200,38 @@ class _Printer:
 
 
 def owned_by_torch(target: Any) -> bool:
-    """Whether `target` is the very object that torch, the standard library or builtins export under its name.
+    """Whether `target` is code of torch's, the standard library's operators or builtins.
 
-    Decided from the object: a user's function put into torch's namespace is not torch's.
+    Decided from the object: a user's function put into torch's namespace, under torch's name
+    even, is not torch's.
     """
-    import sys
-
-    module_name = getattr(target, "__module__", None) or ""
-    qualname = getattr(target, "__qualname__", None) or getattr(target, "__name__", None)
-    if module_name.partition(".")[0] not in ("torch", "_operator", "operator", "builtins", "math", "functorch", ""):
-        return False
-    if isinstance(target, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)):
-        return True
-    found: Any = sys.modules.get(module_name)
-    for step in (qualname or "").split("."):
-        found = getattr(found, step, None)
-    if found is target:
-        return True
+    if isinstance(target, DESCRIPTORS):
+        return _is_library(target.__objclass__.__module__)
     code = getattr(target, "__code__", None)
-    return code is not None and code.co_filename.startswith(torch.__path__[0])
+    if code is not None:
+        return bool(code.co_filename.startswith(torch.__path__[0]))
+    module_name = getattr(target, "__module__", None) or ""
+    if isinstance(target, types.BuiltinFunctionType):
+        return not module_name or _is_library(module_name)
+    if not _is_library(module_name):
+        return False
+    found: Any = sys.modules.get(module_name)
+    for step in getattr(target, "__qualname__", getattr(target, "__name__", "")).split("."):
+        found = getattr(found, step, None)
+    return found is target
+
+
+DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType)
+
+
+def _is_library(module: str) -> bool:
+    return module.partition(".")[0] in ("torch", "_operator", "operator", "builtins", "math", "functorch")
+
+
+def name_of(target: Any) -> str:
+    """Module and qualified name of something that torch or Python owns."""
+    module = target.__objclass__.__module__ if isinstance(target, DESCRIPTORS) else target.__module__
+    return f"{module}.{getattr(target, '__qualname__', None) or target.__name__}"
 
 
 def followed(target: Any) -> Digest:

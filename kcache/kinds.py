@@ -7,6 +7,7 @@ reason why it cannot be followed, or None if it is of no known kind.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Callable
@@ -141,12 +142,13 @@ def jitted(walk: Walk, record: Record, value: Any) -> None:
     if not record.inside:
         record.name = f"kernel {value.fn.__name__}"
         record.lines.append(f"kernel {value.fn.__name__}")
+    record.lines.append(type(value).__qualname__)  # Gluon has a class of its own
     record.where, record.inside = value.fn.__qualname__, True
     walk.launchers.append(value)
     record.lines.append("\n".join([launcher.parameter_facts(p) for p in value.params]))
     walk.watch.sequence(value.params)
-    empty = type(value.params[0]._param).empty if value.params else None
-    walk.defaults([(p.name, p.default) for p in value.params if p.default is not empty], value.fn, record)
+    defaults = [(p.name, p.default) for p in value.params if p.default is not inspect.Parameter.empty]
+    walk.defaults(defaults, value.fn, record)
     options(walk, record, value)
     walk.text(text, value.fn, record)
     _location(walk, value, text)

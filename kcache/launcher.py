@@ -26,7 +26,8 @@ IGNORED: Mapping[str, str] = {
     # JITFunction
     "hash": _CACHES, "_hash_lock": _CACHES, "used_global_vals": _CACHES, "device_caches": _CACHES, "kernel": _CACHES,
     "kernel_cache": _CACHES, "CompiledKernel": _CACHES, "compile": _CACHES, "ASTSource": _CACHES, "run": _DERIVED,
-    "signature": _DERIVED, "params": _DERIVED, "constexprs": _DERIVED, "raw_src": _DERIVED, "src": _DERIVED, "_src": _DERIVED,
+    "signature": _DERIVED, "params": _DERIVED, "constexprs": _DERIVED, "raw_src": _DERIVED, "src": _DERIVED,
+    "_src": _DERIVED,
     "_fn_name": _IDENTITY, "starting_line_number": _IDENTITY, "__doc__": _IDENTITY, "__name__": _IDENTITY,
     "__qualname__": _IDENTITY, "__module__": _IDENTITY, "module": _IDENTITY, "__globals__": _IDENTITY,
     "__wrapped__": _IDENTITY, "__annotations__": _IDENTITY, "__dict__": _IDENTITY, "__type_params__": _IDENTITY,

@@ -59,16 +59,19 @@ STATE = frozenset(
 """Modules of the standard library whose functions read the world outside the process."""
 
 STATE_NAMES = frozenset(
-    {"os.getenv", "os.environ", "os.environb", "os.getpid", "os.getcwd", "os.listdir", "os.stat", "io.open", "_io.open", "sys._getframe",
-     "inspect.currentframe", "inspect.stack", "inspect.getsource", "importlib.import_module",
-     "datetime.datetime.now", "genericpath.exists", "genericpath.isfile",
-     "genericpath.isdir", "genericpath.getsize", "genericpath.getmtime", "torch.initial_seed", "torch.seed", "torch.get_rng_state", "torch.load", "torch.random.initial_seed"}
+    {"os.getenv", "io.open", "_io.open", "sys._getframe", "inspect.currentframe", "inspect.stack", "inspect.getsource",
+     "importlib.import_module", "genericpath.exists", "genericpath.isfile", "genericpath.isdir", "genericpath.getsize",
+     "genericpath.getmtime", "torch.initial_seed", "torch.random.initial_seed", "torch.seed", "torch.random.seed",
+     "datetime.datetime.now", "datetime.datetime.utcnow", "datetime.datetime.today", "datetime.date.today",
+     "torch.get_rng_state", "torch.random.get_rng_state", "torch.load", "torch.serialization.load"}
 )  # fmt: skip
+"""Functions elsewhere that read it."""
 
 SWITCHES = frozenset(
     {"torch.is_grad_enabled", "torch.is_inference_mode_enabled", "torch.is_autocast_enabled", "torch.get_default_dtype",
-     "torch.get_num_threads", "torch.are_deterministic_algorithms_enabled", "torch.is_deterministic_algorithms_warn_only_enabled",
-     "torch.get_float32_matmul_precision", "torch.is_autocast_cache_enabled", "torch.get_default_device"}
+     "torch.get_num_threads", "torch.are_deterministic_algorithms_enabled", "torch.get_float32_matmul_precision",
+     "torch.is_deterministic_algorithms_warn_only_enabled", "torch.is_autocast_cache_enabled",
+     "torch.get_default_device"}
 )  # fmt: skip
 """Functions without arguments that read a process-wide switch: their value is taken in place of their name."""
 

@@ -18,13 +18,11 @@ def _modules(folder: str) -> set[str]:
     return {path.stem for path in (ROOT / folder).glob("*.py")}
 
 
-def test_contracts_hold(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """import-linter keeps every contract."""
-    from importlinter.cli import lint_imports
-
-    monkeypatch.chdir(ROOT)
-    code = lint_imports(config_filename="pyproject.toml", no_cache=True)
-    assert code == 0, capsys.readouterr().out
+def test_contracts_hold() -> None:
+    """import-linter keeps every contract. In a process of its own, since it silences loggers that exist."""
+    code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_module_is_in_a_contract() -> None:

@@ -13,10 +13,10 @@ import pytest
 from kcache import writer
 from kcache.cache import Cache
 from kcache.config import Settings
+from kcache.counters import Stats
 from kcache.digest import Digest, Key, Part
 from kcache.errors import Damaged, StoreError
 from kcache.memo import Memo, Stamp, stamp_files, stamp_tree
-from kcache.counters import Stats
 from kcache.store import Store
 from kcache.units import MIB
 

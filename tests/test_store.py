@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from kcache import errors, place, rows, store
+from kcache.counters import Stats
 from kcache.digest import Digest, Key, Part
 from kcache.draft import Draft
 from kcache.errors import Damaged, NewerStore, StoreError
 from kcache.evict import Row, plan
-from kcache.counters import Stats
 from kcache.store import Store
 from kcache.units import GIB, MIB
 

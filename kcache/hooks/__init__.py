@@ -83,6 +83,8 @@ def _install() -> None:
         except (ShapeError, ImportError) as error:
             STATS.count("host", "error", reason=f"seam {name} off")
             refused.append(f"{name} ({error})")
+        except Exception as error:
+            session.current().trouble("host", f"seam {name} off", error)
     if refused:
         log.warning("kcache: this torch or Triton has another shape than expected; off: %s", "; ".join(refused))
 

@@ -63,4 +63,6 @@ def _saving(entry: Any) -> Saving:
         if key is not None:
             links.append(("fx", key))
     cost = (entry.forward_time_taken_ns or 0) + (entry.backward_time_taken_ns or 0)
-    return Saving(entry.guards_expr or "", cost, links=tuple(links))
+    cache = session.current().cache
+    graphs = sum(max((c.cost_ns for c in cache.candidates(*link)), default=0) for link in links)
+    return Saving(entry.guards_expr or "", max(0, cost - graphs), links=tuple(links))

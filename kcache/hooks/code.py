@@ -46,16 +46,25 @@ def install(patches: Patches) -> None:
 
 def code_of(text: str, path: str) -> CodeType:
     """Code object of the module `text`, as if compiled from `path`. Raises `SyntaxError`."""
+    if not session.caching():
+        return compile(text, path, "exec", dont_inherit=True)
     active = session.current()
     key = Key.of([Part.of("layer", "code"), Part.of("text", text), Part.of("python", INTERPRETER)])
     try:
         kept = active.cache.get("code", key)
+    except Exception as error:
+        active.trouble("code", "lookup failed", error)
+        kept = None
+    try:
         if kept is not None:
             return placed(marshal.loads(kept), path)
     except Exception as error:
         active.trouble("code", "entry does not load", error)
     code = compile(text, path, "exec", dont_inherit=True)
-    active.cache.put("code", key, marshal.dumps(placed(code, "<kcache>")))
+    try:
+        active.cache.put("code", key, marshal.dumps(placed(code, "<kcache>")))
+    except Exception as error:
+        active.trouble("code", "save failed", error)
     return code
 
 

@@ -45,7 +45,7 @@ def install(patches: Patches) -> None:
         return load_library(cls, path, key)
 
     def _load_async(cls: Any, *args: Any, **kwargs: Any) -> Callable[[], Any]:
-        if cls not in (base, bindings):
+        if cls not in (base, bindings) or not session.caching():
             return load_async(cls, *args, **kwargs)  # type: ignore[no-any-return]
         active = session.current()
         try:

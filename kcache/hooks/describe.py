@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kcache import environment, operators
+from kcache import environment, operators, tables
 from kcache.closure import fingerprint
 from kcache.digest import Digest, Part
 from kcache.errors import Opaque
@@ -61,12 +61,19 @@ def describe(details: Any, leaf: Leaf, layer: str, compiler: Callable[[], str]) 
     classes = subclasses(details.example_inputs)
 
     def live() -> list[Part]:
-        return [*code_parts(graph, classes), *pass_parts(), *environment.holes(_key_env(), leaf)]
+        return [*code_parts(graph, classes), *pass_parts(), *tables.parts(), *environment.holes(_key_env(), leaf)]
 
+    replaced: tuple[str, ...] = REPLACED
+    inputs = []
+    if layer == "aot":  # what a symbol is called goes back to the caller's argument names
+        replaced = (*REPLACED, "example_inputs")
+        by_position = symbols_by_position(details.example_inputs)
+        inputs = [Part("example_inputs", Digest.of(environment.stable(by_position, leaf)))]
     fixed = [
+        *inputs,
         Part("layer", Digest.of(layer.encode())),
         Part.of("graph", graph.text, readable=True),
-        *environment.of_details(details, leaf, REPLACED),
+        *environment.of_details(details, leaf, replaced),
         _inductor_config(details, leaf, compiler),
     ]
     if hasattr(details, "aot_config"):
@@ -129,6 +136,39 @@ def subclasses(inputs: Iterable[Any]) -> list[type]:
             if type(value) is not torch.Tensor:
                 found[type(value)] = None
     return list(found)
+
+
+def symbols_by_position(inputs: Iterable[Any]) -> list[Any]:
+    """The inputs with symbolic sizes as expressions over `s0`, `s1`, … in the order of first occurrence.
+
+    An AOT entry's guards are over argument positions, so a symbol's name, which goes back to
+    the caller's argument names, means nothing to it. The `fx` key keeps the names: an FX
+    entry holds expressions that are evaluated by name when it is loaded.
+    """
+    import sympy
+    from torch._inductor.codecache import extract_tensor_metadata_for_cache_key
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    renamed: dict[Any, Any] = {}
+
+    def rename(value: Any) -> Any:
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            expression = value.node.expr
+            for symbol in sorted(expression.free_symbols, key=str):
+                renamed.setdefault(symbol, sympy.Symbol(f"s{len(renamed)}", integer=True))
+            return (type(value).__name__, str(expression.xreplace(renamed)))
+        if isinstance(value, (tuple, torch.Size)):
+            return tuple(rename(each) for each in value)
+        return value
+
+    found = []
+    for value in inputs:
+        if type(value) is FakeTensor:
+            meta = extract_tensor_metadata_for_cache_key(value)
+            found.append({f.name: rename(getattr(meta, f.name)) for f in dataclasses.fields(meta)})
+        else:
+            found.append(rename(value))
+    return found
 
 
 def aot_config(config: Any) -> dict[str, Any]:

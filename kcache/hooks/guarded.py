@@ -176,10 +176,14 @@ def changed(layer: str, description: Description | None, saving: Saving) -> list
         return []
     if layer == "fx":
         return description.changed()
-    code = [n for n in description.changed() if n.startswith(("kernel ", "function ", "class ", "operator ", "pass "))]
+    code = [name for name in description.changed() if name.startswith(CODE)]
     linked = [DESCRIPTIONS.get(key) for _, key in saving.links]
-    return code + sorted({n for other in linked if other for n in description.differing(other) if n in SETTINGS})
+    differing = {name for other in linked if other for name in description.differing(other)}
+    return code + sorted(name for name in differing if name in SETTINGS or name.startswith("pass "))
 
+
+CODE = ("kernel ", "function ", "class ", "operator ", "table ")
+"""First words of the parts that stand for code and can be taken again at any moment; passes are settings."""
 
 SETTINGS = frozenset(
     {"inductor_config", "switches", "triton_environment", "device", "user_environment", "default_dtype"}

@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from kcache.digest import Digest
+from kcache import source
+from kcache.digest import Digest, Key, Part
+from kcache.errors import Damaged
 from kcache.hooks import session
 from kcache.hooks.patch import Patches, require
 from kcache.memo import Memo, stamp_files, stamp_tree
@@ -26,19 +28,30 @@ def remembered(name: str, stamp: Callable[[], Digest], work_out: Callable[[], by
 
     Trouble with the store costs the saving and nothing else.
     """
+    found = recall(name, stamp)
+    if found is None:
+        found = work_out()
+        keep(name, stamp, found)
+    return found
+
+
+def recall(name: str, stamp: Callable[[], Digest]) -> bytes | None:
+    """The kept fact called `name` under its present stamp, or None."""
     active = session.current()
-    memo = Memo(active.cache)
     try:
-        mark = stamp()
-        found = memo.get(name, mark)
+        return Memo(active.cache).get(name, stamp())
     except Exception as error:
-        active.trouble("host", f"memo of {name} failed", error)
-        return work_out()
-    if found is not None:
-        return found
-    value = work_out()
-    memo.put(name, mark, value)
-    return value
+        active.trouble("host", "lookup failed", error)
+        return None
+
+
+def keep(name: str, stamp: Callable[[], Digest], value: bytes) -> None:
+    """Keep a fact under its present stamp."""
+    active = session.current()
+    try:
+        Memo(active.cache).put(name, stamp(), value)
+    except Exception as error:
+        active.trouble("host", "save failed", error)
 
 
 def files(paths: Iterable[str | Path]) -> Callable[[], Digest]:
@@ -53,10 +66,49 @@ def tree(root: str | Path, suffixes: tuple[str, ...]) -> Callable[[], Digest]:
 
 def install(patches: Patches) -> None:
     """Install the seams; raises `ShapeError` where torch or Triton look otherwise."""
+    _texts(patches)
     _torch_key(patches)
     _vector_isa(patches)
     if sys.modules.get("triton") or shutil.which("nvidia-smi"):
         _triton(patches)
+
+
+class Texts:
+    """What a function's text means by itself, kept in the store under the text's digest. Not counted as lookups."""
+
+    @staticmethod
+    def _key(digest: Digest) -> Key:
+        python = f"{sys.implementation.cache_tag} {sys.hexversion:#x}"
+        return Key.of([Part.of("layer", "host"), Part("text", digest), Part.of("python", python)])
+
+    def get(self, digest: Digest) -> bytes | None:
+        """The analysis of the text with this digest, or None."""
+        active = session.current()
+        try:
+            for candidate in active.cache.candidates("host", self._key(digest)):
+                return candidate.load()
+        except Damaged:
+            return None  # dropped and counted where it was found; the text is analysed again
+        except Exception as error:
+            active.trouble("host", "lookup failed", error)
+        return None
+
+    def put(self, digest: Digest, data: bytes) -> None:
+        """Queue an analysis for the store."""
+        active = session.current()
+        try:
+            active.cache.put("host", self._key(digest), data)
+        except Exception as error:
+            active.trouble("host", "save failed", error)
+
+
+def _texts(patches: Patches) -> None:
+    before, source.MEMO = source.MEMO, Texts()
+
+    def undo() -> None:
+        source.MEMO = before
+
+    patches.also(undo)
 
 
 def _torch_key(patches: Patches) -> None:
@@ -115,9 +167,8 @@ def _compiler_of(configured: tuple[str | None, ...]) -> str:
         ask = functools.partial(lambda p: get_compiler_version_info(p).encode(), path)
         version = remembered(f"compiler {name}", files([path]), ask)
         if version:
-            memo = Memo(session.current().cache)
-            if memo.get("compiler last", fixed()) is None:
-                memo.put("compiler last", fixed(), version)
+            if recall("compiler last", fixed) is None:
+                keep("compiler last", fixed, version)
             return version.decode()
     session.current().stats.count("host", "error", reason="no C++ compiler runs; the last known is assumed")
     return remembered("compiler last", fixed, lambda: b"").decode()

@@ -45,7 +45,7 @@ def install(patches: Patches) -> None:
         if not is_user_source(src):
             return theirs  # type: ignore[no-any-return]
         try:
-            ours = source_key(src)
+            ours = source_key(src, located=bool(getattr(backend_options, "debug", False)))
         except Opaque as opaque:
             _local.stored = False
             session.current().bypass("triton", str(opaque))
@@ -81,9 +81,10 @@ def is_user_source(src: Any) -> bool:
     return function is not None and not name.startswith(GENERATED)
 
 
-def source_key(src: Any) -> Key:
+def source_key(src: Any, *, located: bool = False) -> Key:
     """Key of a kernel's source under one specialization: closure, signature, typed constants, attributes.
 
+    `located` adds the file and line of assertions, which `debug` bakes into the binary.
     Raises `Opaque` where the kernel, or a function among its constants, cannot be followed.
     """
     attributes = sorted((str(k), str(v)) for k, v in src.attrs.items())
@@ -94,6 +95,7 @@ def source_key(src: Any) -> Key:
             Part.of("signature", repr(sorted(src.signature.items()))),
             Part.of("constants", constants.encode(values, lambda value: f"function {_followed(value).hex}")),
             Part.of("attributes", repr(attributes)),
+            Part.of("locations", repr(fingerprint(src.fn).locations) if located else ""),
         ]
     )
 

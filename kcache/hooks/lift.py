@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kcache.errors import Opaque
-from kcache.graph import followed, owned_by_torch
+from kcache.graph import followed, name_of, owned_by_torch
 from kcache.hooks.patch import Patches, require
 
 COVERED = frozenset({"autograd_function_apply", "cond", "while_loop", "scan", "map_impl", "associative_scan"})
@@ -58,7 +58,7 @@ def install(patches: Patches) -> None:
 
 def _function_is_covered(target: Any) -> bool:
     if owned_by_torch(target):
-        return f"{target.__module__}.{target.__qualname__}" in KNOWN
+        return name_of(target) in KNOWN
     try:
         followed(target)
     except Opaque:

@@ -2,7 +2,7 @@
 
 One `Session` exists between `enable()` and `disable()`. Seams ask it for the current
 cache (another one inside torch's `fresh_cache()`), and hand it every exception of
-kcache's own: it is counted with its reason, warned about once per kind, and under
+kcache's own: it is counted with its reason, the first is a warning, and under
 `KCACHE_STRICT` raised again at the next point where torch does not swallow it.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -27,7 +28,7 @@ class Session:
         self.settings = settings
         self.stats = stats
         self._caches = [cache]
-        self._warned: set[str] = set()
+        self._warned = False
         self._pending: BaseException | None = None
         self._lock = threading.Lock()
 
@@ -46,15 +47,14 @@ class Session:
             self._caches.remove(cache)
 
     def trouble(self, layer: str, reason: str, error: BaseException) -> None:
-        """Count `error` under `reason`, warn once per reason, and keep it for `reraise` when strict."""
+        """Count `error` under `reason`, warn if it is the first, and keep it for `reraise` when strict."""
         self.stats.count(layer, "error", reason=reason)
         with self._lock:
-            first = reason not in self._warned
-            self._warned.add(reason)
+            first, self._warned = not self._warned, True
             if self.settings.strict and self._pending is None:
                 self._pending = error
-        if first:
-            log.warning("kcache: %s: %s: %s; compiling without it", layer, reason, error)
+        level = logging.WARNING if first else logging.INFO
+        log.log(level, "kcache: %s: %s: %s; compiling without it", layer, reason, error)
         log.debug("kcache: %s: %s", layer, reason, exc_info=error)
 
     def bypass(self, layer: str, reason: str) -> None:
@@ -77,6 +77,12 @@ class Session:
 
 CURRENT: Session | None = None
 """The session between `enable()` and `disable()`, else None."""
+
+
+def caching() -> bool:
+    """Whether torch's own main switch, `torch.compiler.config.force_disable_caches`, leaves caches on."""
+    config = sys.modules.get("torch.compiler.config")
+    return not (config is not None and config.force_disable_caches)
 
 
 def current() -> Session:

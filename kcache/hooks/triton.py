@@ -67,7 +67,7 @@ class Manager(FileCacheManager):  # type: ignore[misc]
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
         super().__init__(key, override=override, dump=dump)
-        self._in_store = kernels.stored() and not (override or dump)
+        self._in_store = kernels.stored() and session.caching() and not (override or dump)
 
     def get_file(self, filename: str) -> str | None:
         path = super().get_file(filename)

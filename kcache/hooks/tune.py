@@ -35,12 +35,12 @@ def install(patches: Patches) -> None:
     get, put = backend._get, backend._put
 
     def _get(self: Any, key: str) -> bytes | None:
-        if key.endswith(SUFFIX) and (found := best(key)) is not None:
+        if key.endswith(SUFFIX) and session.caching() and (found := best(key)) is not None:
             return found
         return get(self, key)  # type: ignore[no-any-return]
 
     def _put(self: Any, key: str, data: bytes) -> None:
-        if key.endswith(SUFFIX):
+        if key.endswith(SUFFIX) and session.caching():
             keep(key, data)
         put(self, key, data)
 

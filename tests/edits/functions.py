@@ -81,6 +81,15 @@ atom("module attribute", "import oth\ndef fn(x):\n    return x + oth.K\n", oth="
 atom("nested class", "def fn(x):\n    class C:\n        k = <>\n    return x + C.k\n")
 atom("mutual recursion", "def g(x):\n    return fn(x) + <>\ndef fn(x):\n    return g(x)\n")
 atom("kernel reached", "import kern\ndef fn(x):\n    kern.kern[(1,)](x)\n", kern="import triton\n@triton.jit\ndef kern(x):\n    x + <>\n")
+atom("name of a kernel reached", "import kern\ndef fn(x):\n    kern.k[(1,)](x)\n", "one", "two",
+     kern="import triton\n@triton.jit\ndef <>(x):\n    x + 1\nk = <>\n")  # fmt: skip
+atom("configuration of a kernel reached", "import kern\ndef fn(x):\n    kern.kern[(1,)](x)\n", "4", "8",
+     kern="import triton\n@triton.autotune([triton.Config({}, num_warps=<>)], key=[])\n@triton.jit\ndef kern(x):\n    x + 1\n")  # fmt: skip
+atom("operator's item", "import operator\nop = operator.itemgetter(<>)\ndef fn(x):\n    return op(x)\n")
+atom("tensor subclass", "class fn(torch.Tensor):\n    @classmethod\n    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):\n        return func(*args) + <>\n")
+atom("class made by dataclass", "import dataclasses\n@dataclasses.dataclass\nclass fn:\n    k: int = <>\n")
+atom("context manager", "import contextlib\n@contextlib.contextmanager\ndef cm():\n    yield <>\ndef fn(x):\n    with cm() as k:\n        return x + k\n")
+atom("custom operator's body", "@torch.library.custom_op('kcache_edits::f<>', mutates_args=())\ndef op(x: torch.Tensor) -> torch.Tensor:\n    return x + <>\nfn = op._init_fn\n")
 atom("torch's name that is the user's", "@functools.wraps(torch.nn.functional.gelu)\ndef fn(x):\n    return x + <>\n")
 same("comment, docstring, layout", FN, "\n\ndef fn(x, y):\n    '''Doc.'''\n    # c\n    z = (x\n         + 1)\n\n    return z * y\n")
 same("local renamed", FN, FN.replace("z", "total"))
@@ -91,6 +100,12 @@ same("annotations", "def fn(x):\n    return x\n", "def fn(x: torch.Tensor) -> to
 same("class docstring", "class C:\n    def f(self):\n        return 1\nfn = C().f\n", "class C:\n    '''Doc.'''\n    def f(self):\n        '''Doc.'''\n        return 1\nfn = C().f\n")
 same("unrelated environment variable", "os.environ.pop('KC_A', None)\n" + FN, "os.environ['KC_A'] = '1'\n" + FN)
 opaque("eval", "def fn(x):\n    return eval('x')\n")
+opaque("date", "import datetime\ndef fn(x):\n    return datetime.datetime.now()\n")
+opaque("random", "import random\ndef fn(x):\n    return random.random()\n")
+opaque("process", "def fn(x):\n    return os.getpid()\n")
+opaque("environment by alias", "E = os.environ\ndef fn(x):\n    return E.get('A')\n")
+opaque("exec", "def fn(x):\n    exec('x')\n")
+opaque("unloaded import", "def fn(x):\n    import kcache_edits_absent as m\n    return m.f(x)\n")
 opaque("open", "def fn(x):\n    return open('f')\n")
 opaque("globals", "def fn(x):\n    return globals()['x']\n")
 opaque("environment", "def fn(x):\n    return x + int(os.environ['A'])\n")
