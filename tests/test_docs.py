@@ -21,13 +21,19 @@ README = (ROOT / "README.md").read_text()
 
 
 def _commands(group: click.Command, path: str = "kcache") -> Iterator[tuple[str, click.Command]]:
-    for name, command in sorted(getattr(group, "commands", {}).items()):
+    if not isinstance(group, click.Group):
+        return
+    context = click.Context(group)
+    for name in group.list_commands(context):  # commands are loaded when they are asked for
+        command = group.get_command(context, name)
+        assert command is not None, name
         if not command.hidden:
             yield f"{path} {name}", command
             yield from _commands(command, f"{path} {name}")
 
 
 COMMANDS = dict(_commands(cli))
+assert COMMANDS, "no command was found to check"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
