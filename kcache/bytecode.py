@@ -21,7 +21,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from kcache.constants import encode, refuse
-from kcache.source import Ref, Text, remembered
+from kcache.scope import Ref
+from kcache.source import Text, remembered
 
 VERSION = f"bytecode 1 {sys.version_info[0]}.{sys.version_info[1]}"
 

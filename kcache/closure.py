@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import threading
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kcache.digest import Digest, Part
 from kcache.errors import Opaque
+from kcache.link import link
 from kcache.watch import Watch
 
 REMEMBERED = 4096
@@ -41,8 +42,23 @@ class Fingerprint:
     locations: tuple[str, ...] = ()
     """`file:line` of each kernel with an assertion: in the binary when it is compiled under `debug`."""
 
+    subject: Any = field(default=None, repr=False, compare=False)
+    """The object itself."""
+
     @property
     def source(self) -> str:
+        """A kernel and all that it depends on as one Triton module, which can be imported and compiled anywhere.
+
+        Raises `Opaque` where something cannot be printed (`kcache.link`), and if the kernel
+        is no longer what this fingerprint is of.
+        """
+        linked = link(self.subject)
+        if fingerprint(self.subject).digest != self.digest:
+            raise Opaque(self.name, self.name, "it has changed since")
+        return linked.module
+
+    @property
+    def text(self) -> str:
         """All parts as one readable text."""
         return "\n\n".join(f"# {p.name}\n{p.text.decode(errors='replace')}" for p in self.parts)
 

@@ -18,7 +18,8 @@ from kcache import bytecode, launcher, resolve, source
 from kcache.constants import PLAIN, encode, is_constant, named
 from kcache.digest import Digest, Part
 from kcache.errors import Opaque
-from kcache.source import Ref, Text
+from kcache.scope import Ref
+from kcache.source import Text
 from kcache.watch import MISSING, Watch
 
 LIMIT = 4000
@@ -73,7 +74,7 @@ class Walk:
         parts = self.parts([root, *self.records])
         digest = Digest.of(b"".join(p.digest.raw for p in parts))
         return Fingerprint(
-            digest, name, parts, tuple(self.opaque), tuple(sorted(self.operators)), tuple(self.locations)
+            digest, name, parts, tuple(self.opaque), tuple(sorted(self.operators)), tuple(self.locations), obj
         )
 
     def parts(self, records: list[Record]) -> tuple[Part, ...]:

@@ -25,10 +25,10 @@ from kcache.hooks.patch import Patches
 
 log = logging.getLogger("kcache")
 
-SEAMS = ("host", "lift", "aot", "fx", "pool", "kernels", "triton", "tune", "cpp", "code", "fresh")
+SEAMS = ("host", "lift", "aot", "fx", "pool", "printed", "kernels", "triton", "tune", "cpp", "code", "fresh")
 """In the order in which they are installed; `disable()` undoes them in the opposite order."""
 
-_NEED_TRITON = ("kernels", "triton")
+_NEED_TRITON = ("printed", "kernels", "triton")
 _lock = threading.RLock()
 _patches = Patches()
 

@@ -19,7 +19,7 @@ from kcache.closure import fingerprint
 from kcache.digest import Digest, Part
 from kcache.errors import Opaque
 from kcache.graph import Canonical, canonical, owned_by_torch
-from kcache.hooks import session
+from kcache.hooks import printed, session
 from kcache.key import Description
 
 Leaf = Callable[[Any], bytes]
@@ -76,6 +76,8 @@ def describe(details: Any, leaf: Leaf, layer: str, compiler: Callable[[], str]) 
         *environment.of_details(details, leaf, replaced),
         _inductor_config(details, leaf, compiler),
     ]
+    if graph.kernels:
+        fixed.append(Part.of("link", printed.mode()))
     if hasattr(details, "aot_config"):
         fixed.append(Part("aot_config", Digest.of(environment.stable(aot_config(details.aot_config), leaf))))
     return Description((*fixed, *live()), lambda: [*settings(leaf, compiler), *live()], label(graph))
@@ -108,7 +110,7 @@ def code_parts(graph: Canonical, classes: Iterable[type]) -> list[Part]:
             found = fingerprint(thing)
             if found.opaque:
                 raise found.opaque[0]
-            parts.append(Part(f"{kind} {position} {found.name}", found.digest, found.source.encode()))
+            parts.append(Part(f"{kind} {position} {found.name}", found.digest, found.text.encode()))
             reached += [op for name in found.operators for op in operators.overloads(name)]
     return parts + operators.parts(reached)
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from kcache.digest import SIZE, Key
 from kcache.errors import Damaged, Opaque
-from kcache.hooks import host, session
+from kcache.hooks import host, printed, session
 from kcache.hooks.describe import describe
 from kcache.hooks.patch import Patches, require
 from kcache.key import Description, Descriptions
@@ -149,6 +149,9 @@ def save(layer: str, key: Key, content: bytes) -> None:
         stale = changed(layer, description, saving)
         if stale:
             active.stats.count(layer, "skipped", reason=f"changed while compiling: {', '.join(stale)}")
+            return
+        if description and (reasons := printed.unlinked(description.parts)):
+            active.stats.count(layer, "skipped", reason=f"not linked: {reasons[0]}")
             return
         active.cache.put(
             layer,

@@ -5,14 +5,11 @@ out what a builtin alias, a dtype global or a class constant points to. For kern
 the program launches, the closure's fingerprint stands in for both. A kernel whose closure
 cannot be followed keeps Triton's key and is not stored.
 
-Kernels that Inductor prints into generated modules are compiled in worker processes,
-where nothing is patched: there the kernel's digest is written into the printed text, as a
-comment, so that Triton's key differs wherever the closure does.
+Kernels that Inductor prints into generated modules go by their text (`kcache.hooks.printed`).
 """
 
 from __future__ import annotations
 
-import ast
 import threading
 from typing import Any
 
@@ -31,13 +28,10 @@ GENERATED = "torch._inductor.runtime.compile_tasks."
 
 def install(patches: Patches) -> None:
     """Install the seams; raises `ShapeError` where torch or Triton look otherwise."""
-    from torch._inductor.codegen import wrapper
     from triton.runtime import cache
 
-    printer = "user_defined_triton_kernel_transitive_closure_source_code"
     require(cache, "get_cache_key", ("src", "backend", "backend_options", "env_vars"))
-    require(wrapper, printer, ("kernel",))
-    key_of, print_kernel = cache.get_cache_key, getattr(wrapper, printer)
+    key_of = cache.get_cache_key
 
     def get_cache_key(src: Any, backend: Any, backend_options: Any, env_vars: Any) -> str:
         theirs = key_of(src, backend, backend_options, env_vars)
@@ -57,16 +51,7 @@ def install(patches: Patches) -> None:
         rest = f"{backend.hash()}-{backend_options.hash()}-{sorted(env_vars.items())}"
         return f"{cache.triton_key()}-{ours.hex}-{rest}"
 
-    def transitive_closure_source_code(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        printed = print_kernel(kernel, *args, **kwargs)
-        try:
-            return with_digest(printed, fingerprint(kernel).digest.hex) if isinstance(printed, str) else printed
-        except Exception as error:
-            session.current().trouble("fx", "kernel text cannot be marked", error)
-            return printed
-
     patches.replace(cache, "get_cache_key", get_cache_key, by_value=True)
-    patches.replace(wrapper, printer, transitive_closure_source_code, by_value=True)
 
 
 def stored() -> bool:
@@ -105,11 +90,3 @@ def _followed(value: Any) -> Any:
     if found.opaque:
         raise found.opaque[0]
     return found.digest
-
-
-def with_digest(text: str, digest: str) -> str:
-    """`text` with a comment that names `digest` at the end of its first function's last line."""
-    first = next(node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef))
-    lines = text.split("\n")
-    lines[(first.end_lineno or first.lineno) - 1] += f"  # kcache {digest}"
-    return "\n".join(lines)
