@@ -6,9 +6,10 @@ name. The kernel keeps its name, functions keep the names of their parameters an
 The text depends on nothing but the closure; each function carries a comment that says
 where it came from, and nothing else is a comment.
 
-Triton tells a constant named by itself from one reached through a module, and a kernel
-that it would refuse must be refused as before. So a bare name becomes a global of the text,
-and `module.NAME` an attribute of a module made in the text.
+Triton takes any constant that is reached through a module and only constexprs among those
+named by themselves. So a bare name becomes a global of the text, which is refused as before,
+and `module.NAME` an attribute of a module made in the text. So does `Class.NAME`, which
+Triton by itself refuses.
 
 What cannot be printed raises `Opaque`: classes, enumerations, aggregates, partial
 applications, tensors, Gluon functions, and Python functions whose file was edited since it
@@ -96,6 +97,8 @@ class _Linker:
         self.constants: dict[tuple[str, str], str] = {}
         self.holders: dict[str, str] = {}
         self.definitions: list[str] = []
+        self.printed: set[str] = set()
+        self.shared: dict[str, str] = {}
 
     def link(self) -> Linked:
         root = self.root
@@ -124,6 +127,9 @@ class _Linker:
             else:
                 for each in _functions(found[0]):
                     self.discover(each)
+        for default in [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]:
+            for each in _functions(default):
+                self.discover(each)
 
     def meaning(self, ref: Ref, fn: types.FunctionType) -> tuple[Any, tuple[str, ...]] | None:
         """What `ref` means in `fn` and the attributes that are not static; None if its root is not bound."""
@@ -149,8 +155,17 @@ class _Linker:
             elif not ref.soft:
                 outline.fill(number, self.reference(ref, *found, value))
             elif found[0] is not getattr(builtins, ref.root, MISSING):
-                raise Opaque(fn.__qualname__, ref.root, "a local that may be unassigned has the name of a global")
+                self.share(ref.root, self.reference(ref, *found, value))
         return outline.printed(name, *self.signature(value, fn))
+
+    def share(self, name: str, expression: str) -> None:
+        """Let the global `name` be what a local of that name stands for while it is not assigned."""
+        if self.shared.setdefault(name, expression) != expression or name in self.unbound:
+            raise Opaque(self.root.fn.__qualname__, name, "two things must have this name")
+        line = f"{name} = {expression}"
+        if line not in self.definitions:
+            self.names.exact(name)
+            self.definitions.append(line)
 
     def signature(self, value: Any, fn: types.FunctionType) -> tuple[dict[str, str], dict[str, str]]:
         """Annotations as Triton reads them, none for Python functions, and default values; by parameter."""
@@ -167,7 +182,10 @@ class _Linker:
 
     def default(self, default: Any, value: Any, fn: types.FunctionType, name: str) -> str:
         def leaf(inner: Any) -> str:
-            raise Opaque(fn.__qualname__, name, f"a default value of type {named(type(inner))} cannot be printed")
+            found = self.thing(inner) if value is not self.root else None
+            if found is None or id(inner) in self.outlines and found not in self.printed:
+                raise Opaque(fn.__qualname__, name, f"a default value of type {named(type(inner))} cannot be printed")
+            return found
 
         def module(wanted: str) -> str:
             if wanted not in FIXED and value is self.root:  # it may stand above the imports
@@ -209,6 +227,7 @@ class _Linker:
         printed = self.function(value, fn, name)
         decorator = [_decorator(value)] if jitted else []
         self.definitions.append("\n".join([f"# from {_origin(fn)}", *decorator, printed]))
+        self.printed.add(name)
         return name
 
     def constant(self, ref: Ref, value: Any) -> str:
@@ -313,4 +332,3 @@ def _check(linked: Linked, unbound: set[str]) -> None:
 
 def _tables(table: symtable.SymbolTable) -> list[symtable.SymbolTable]:
     return [found for child in table.get_children() for found in [child, *_tables(child)]]
-
