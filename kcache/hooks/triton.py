@@ -21,7 +21,7 @@ from typing import Any
 from triton.runtime.cache import FileCacheManager
 
 from kcache.digest import Key, Part
-from kcache.hooks import kernels, session
+from kcache.hooks import kernels, recipes, session, variants
 from kcache.hooks.patch import Patches, require
 
 GROUP = "__grp__"
@@ -67,11 +67,12 @@ class Manager(FileCacheManager):  # type: ignore[misc]
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
         super().__init__(key, override=override, dump=dump)
-        self._in_store = kernels.stored() and session.caching() and not (override or dump)
+        self._caching = session.caching() and not (override or dump)
+        self._asked = kernels.asked(key) if self._caching else None
 
     def get_file(self, filename: str) -> str | None:
         path = super().get_file(filename)
-        if not self._in_store or filename.startswith(GROUP) or not _is_module(filename):
+        if not self._caching or not _is_module(filename):
             return path  # type: ignore[no-any-return]
         if path is not None:
             session.current().stats.count("triton", "hit")
@@ -81,37 +82,42 @@ class Manager(FileCacheManager):  # type: ignore[misc]
 
     def get_group(self, filename: str) -> dict[str, str] | None:
         found = super().get_group(filename)
-        if not self._in_store:
+        if self._asked is None:
             return found  # type: ignore[no-any-return]
         if found and filename in found:
             session.current().stats.count("triton", "hit")
             return found  # type: ignore[no-any-return]
+        if (made := variants.arrived(self._asked.hash)) is not None:
+            session.current().stats.count("triton", "miss", reason="compiled in a worker")
+            self.put_group(filename, {name: super(Manager, self).put(data, name) for name, data in made.items()})
+            return super().get_group(filename)  # type: ignore[no-any-return]
         self._materialise(filename)
         return super().get_group(filename)  # type: ignore[no-any-return]
 
+    def known(self, filename: str) -> bool:
+        """Whether the group is at hand, here or in the store. Counts nothing and reads no artifact."""
+        found = super().get_group(filename)
+        if found and filename in found:
+            return True
+        return bool(session.current().cache.candidates("triton", key_of(self.key, filename)))
+
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
         path = super().put(data, filename, binary)
-        if self._in_store and _is_module(filename):
+        if self._caching and _is_module(filename):
             self._store(filename, {filename: Path(path).read_bytes()})
         return path  # type: ignore[no-any-return]
 
     def put_group(self, filename: str, group: dict[str, str]) -> str:
         path = super().put_group(filename, group)
-        if self._in_store:
+        if self._asked is not None:
             self._store(filename, {name: Path(p).read_bytes() for name, p in group.items()})
+            recipes.keep(self._asked, key_of(self.key, filename))
         return path  # type: ignore[no-any-return]
-
-    def _key(self, filename: str) -> Key:
-        parts = [Part.of("layer", "triton"), Part.of("hash", self.key), Part.of("file", filename)]
-        if _is_module(filename):  # Triton's key of a C module names neither libc nor Python
-            built = f"{sys.implementation.cache_tag} {platform.libc_ver()} {platform.machine()}"
-            parts.append(Part.of("built for", built))
-        return Key.of(parts)
 
     def _materialise(self, filename: str) -> None:
         active = session.current()
         try:
-            value = active.cache.get("triton", self._key(filename))
+            value = active.cache.get("triton", key_of(self.key, filename))
             if value is None:
                 return
             members = unpack(value)
@@ -126,9 +132,18 @@ class Manager(FileCacheManager):  # type: ignore[misc]
         try:
             label = Path(filename).stem
             value, pieces = pack(members), tuple(members.values())
-            active.cache.put("triton", self._key(filename), value, label=label, pieces=pieces)
+            active.cache.put("triton", key_of(self.key, filename), value, label=label, pieces=pieces)
         except Exception as error:
             active.trouble("triton", "save failed", error)
+
+
+def key_of(folder: str, filename: str) -> Key:
+    """The store's key for a file, or the group with that file, in `folder` of Triton's cache."""
+    parts = [Part.of("layer", "triton"), Part.of("hash", folder), Part.of("file", filename)]
+    if _is_module(filename):  # Triton's key of a C module names neither libc nor Python
+        built = f"{sys.implementation.cache_tag} {platform.libc_ver()} {platform.machine()}"
+        parts.append(Part.of("built for", built))
+    return Key.of(parts)
 
 
 def _is_module(filename: str) -> bool:
