@@ -16,6 +16,7 @@ import linecache
 import os
 import sys
 import tempfile
+import textwrap
 import types
 from concurrent.futures import Future
 from pathlib import Path
@@ -58,12 +59,35 @@ def build(recipe: Recipe) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory(prefix="kcache-build-") as directory, knobs.cache.scope():
         knobs.cache.dir = directory
         knobs.cache.manager_class = FileCacheManager
-        made = triton.compile(source, target=target, options=options.__dict__, _env_vars=environment)
+        try:
+            made = triton.compile(source, target=target, options=options.__dict__, _env_vars=environment)
+        except triton.CompilationError as error:
+            raise BuildError(place(error, recipe.text)) from error
         files = {name: Path(path).read_bytes() for name, path in made.metadata_group.items()}
     facts = json.loads(files[recipe.group])
     facts["hash"] = recipe.hash
     files[recipe.group] = json.dumps(facts).encode()
     return files
+
+
+def place(error: Any, text: str) -> str:
+    """Where in a linked text Triton's compilation `error` lies: the function it came from, the line, and why."""
+    reason = str(error).strip().rpartition("\n")[2]
+    while hasattr(error.__cause__, "node") and getattr(error.__cause__, "src", None):
+        error = error.__cause__
+        reason = str(error).strip().rpartition("\n")[2]
+    if error.__cause__ is not None:
+        reason = repr(error.__cause__)
+    lines = text.splitlines()
+    name = ast.parse(textwrap.dedent(error.src)).body[0].name  # type: ignore[attr-defined]
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            first = min([node.lineno, *[d.lineno for d in node.decorator_list]])
+            came = lines[first - 2] if first > 1 and lines[first - 2].startswith("# from ") else f"# from {name}"
+            line = node.lineno + (error.node.lineno if error.node is not None else 1) - 1
+            shown = f"line {line} of the linked text: {lines[line - 1].strip()}"
+            return f"{came.removeprefix('# from ')}: {shown}: {reason}"
+    return f"{name}: {reason}"
 
 
 def prepared(recipe: Recipe) -> tuple[Any, Any, Any]:

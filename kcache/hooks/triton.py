@@ -11,8 +11,6 @@ without kcache would stumble over it.
 
 from __future__ import annotations
 
-import json
-import os
 import platform
 import sys
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 
 from triton.runtime.cache import FileCacheManager
 
+from kcache import group
 from kcache.digest import Key, Part
 from kcache.hooks import kernels, recipes, session, variants
 from kcache.hooks.patch import Patches, require
@@ -99,7 +98,7 @@ class Manager(FileCacheManager):  # type: ignore[misc]
         found = super().get_group(filename)
         if found and filename in found:
             return True
-        return bool(session.current().cache.candidates("triton", key_of(self.key, filename)))
+        return bool(session.current().cache.candidates("triton", _key_of(self.key, filename)))
 
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
         path = super().put(data, filename, binary)
@@ -107,20 +106,20 @@ class Manager(FileCacheManager):  # type: ignore[misc]
             self._store(filename, {filename: Path(path).read_bytes()})
         return path  # type: ignore[no-any-return]
 
-    def put_group(self, filename: str, group: dict[str, str]) -> str:
-        path = super().put_group(filename, group)
+    def put_group(self, filename: str, files: dict[str, str]) -> str:
+        path = super().put_group(filename, files)
         if self._asked is not None:
-            self._store(filename, {name: Path(p).read_bytes() for name, p in group.items()})
-            recipes.keep(self._asked, key_of(self.key, filename))
+            self._store(filename, {name: Path(p).read_bytes() for name, p in files.items()})
+            recipes.keep(self._asked, _key_of(self.key, filename))
         return path  # type: ignore[no-any-return]
 
     def _materialise(self, filename: str) -> None:
         active = session.current()
         try:
-            value = active.cache.get("triton", key_of(self.key, filename))
+            value = active.cache.get("triton", _key_of(self.key, filename))
             if value is None:
                 return
-            members = unpack(value)
+            members = group.unpack(value)
             paths = {name: super(Manager, self).put(data, name, binary=True) for name, data in members.items()}
             if not _is_module(filename):
                 super().put_group(filename, paths)
@@ -131,40 +130,19 @@ class Manager(FileCacheManager):  # type: ignore[misc]
         active = session.current()
         try:
             label = Path(filename).stem
-            value, pieces = pack(members), tuple(members.values())
-            active.cache.put("triton", key_of(self.key, filename), value, label=label, pieces=pieces)
+            value, pieces = group.pack(members), tuple(members.values())
+            active.cache.put("triton", _key_of(self.key, filename), value, label=label, pieces=pieces)
         except Exception as error:
             active.trouble("triton", "save failed", error)
 
 
-def key_of(folder: str, filename: str) -> Key:
-    """The store's key for a file, or the group with that file, in `folder` of Triton's cache."""
-    parts = [Part.of("layer", "triton"), Part.of("hash", folder), Part.of("file", filename)]
-    if _is_module(filename):  # Triton's key of a C module names neither libc nor Python
-        built = f"{sys.implementation.cache_tag} {platform.libc_ver()} {platform.machine()}"
-        parts.append(Part.of("built for", built))
-    return Key.of(parts)
+def _key_of(folder: str, filename: str) -> Key:
+    if not _is_module(filename):
+        return group.key_of(folder, filename)
+    # Triton's key of a C module names neither libc nor Python
+    built = f"{sys.implementation.cache_tag} {platform.libc_ver()} {platform.machine()}"
+    return group.key_of(folder, filename, Part.of("built for", built))
 
 
 def _is_module(filename: str) -> bool:
     return filename.endswith((".so", ".pyd", ".dylib"))
-
-
-def pack(members: dict[str, bytes]) -> bytes:
-    """Files as one value: a JSON line of names and lengths, then their bytes in that order."""
-    head = json.dumps([[name, len(data)] for name, data in members.items()]).encode()
-    return head + b"\n" + b"".join(members.values())
-
-
-def unpack(value: bytes) -> dict[str, bytes]:
-    """Inverse of `pack`. Raises `ValueError` where lengths do not add up."""
-    head, _, body = value.partition(b"\n")
-    members, at = {}, 0
-    for name, length in json.loads(head):
-        if os.path.basename(name) != name:
-            raise ValueError(f"{name!r} is not a plain file name")
-        members[name] = body[at : at + length]
-        at += length
-    if at != len(body):
-        raise ValueError(f"{len(body)} bytes where {at} are named")
-    return members
