@@ -7,6 +7,7 @@ dies takes nothing with it: its result says so.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
@@ -47,6 +48,9 @@ def run(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], meth
 
 
 def _answer(pipe: Connection, function: Callable[..., Any], given: tuple[Any, ...]) -> None:
+    nothing = os.open(os.devnull, os.O_WRONLY)  # packages warn, and MLIR prints what it refuses
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
     try:
         pipe.send(function(*given))
     except BaseException:

@@ -77,7 +77,11 @@ def _local_renamed(source: Source, function: Function) -> list[Change] | None:
     nodes = list(ast.walk(function))
     kept = {n.arg for n in nodes if isinstance(n, ast.arg)}
     for node in nodes:
-        if isinstance(node, (ast.Lambda, ast.JoinedStr, ast.Global)) or isinstance(node, Function) and node is not function:
+        if (
+            isinstance(node, (ast.Lambda, ast.JoinedStr, ast.Global))
+            or isinstance(node, Function)
+            and node is not function
+        ):
             return None
     stored = [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and n.id not in kept]
     if not stored:

@@ -120,7 +120,9 @@ def _site(source: Source, kernel: Kernel, kind: str) -> _Site | None:
         return None
     node = random.Random(f"{kernel.id} {kind}").choice(sites)
     if isinstance(node, ast.Attribute):
-        return _Site(source, function, kernel.own[1], node, (f"planted_tl.{node.attr}", f"planted_tl.{OTHER[node.attr]}"))
+        return _Site(
+            source, function, kernel.own[1], node, (f"planted_tl.{node.attr}", f"planted_tl.{OTHER[node.attr]}")
+        )
     value = node.value
     return _Site(source, function, kernel.own[1], node, (repr(value), repr(value * 2 if value > 3 else value + 1)))
 

@@ -127,7 +127,14 @@ def _describe(kernel: Kernel, jit: Any, top: Any, tree: Path) -> None:
     kernel.bound = repr(sorted(bound.items()))
 
 
-_OPTIONS = ("do_not_specialize", "do_not_specialize_on_alignment", "noinline", "debug", "reset_to_zero", "restore_value")
+_OPTIONS = (
+    "do_not_specialize",
+    "do_not_specialize_on_alignment",
+    "noinline",
+    "debug",
+    "reset_to_zero",
+    "restore_value",
+)
 
 
 def _configs(launcher: Any) -> dict[str, Any]:
@@ -202,7 +209,11 @@ def _text(value: Any, depth: int = 3) -> str:
     if isinstance(value, (bool, int, float, str, type(None))):
         return repr(value)
     if type(value) is dict:
-        return f"{{{', '.join([f'{_text(k, depth - 1)}: {_text(v, depth - 1)}' for k, v in value.items()])}}}" if depth else "dict"
+        return (
+            f"{{{', '.join([f'{_text(k, depth - 1)}: {_text(v, depth - 1)}' for k, v in value.items()])}}}"
+            if depth
+            else "dict"
+        )
     if isinstance(value, (tuple, list)):
         return f"[{', '.join([_text(v, depth - 1) for v in value])}]" if depth else "sequence"
     if type(value).__name__ in ("constexpr", "dtype"):

@@ -13,6 +13,7 @@ more than `BAR` allows.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import os
@@ -23,7 +24,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ BAR = {"stale": 0.0, "needless": 0.005, "opaque": 0.01, "unlinked": 0.01, "diffe
 
 SEARCH_S = 3.0
 """Seconds in which a signature must be found for one kernel."""
+
+LOADED_FIRST = ("torch._inductor.codecache", "triton.language.extra.libdevice")
+"""What every version would import, so that each process starts with it."""
 
 LINK_AT_ONCE = 16
 """Kernels that one process lowers: one that Triton crashes on takes these with it."""
@@ -102,6 +106,8 @@ class Corpus:
     key: Key = kcache_key
     limit: int | None = None
     """How many kernels are asked for, the same in each version."""
+    few: int | None = None
+    """How many rounds, neutral edits and planted kinds are made."""
 
     def score(self) -> Report:
         """Run everything; minutes for a large package."""
@@ -113,6 +119,7 @@ class Corpus:
         report.bad["opaque"] = [f"{i}: {why[0]}" for i, (_, _, why) in base.items() if why]
         self.semantic(base, report)
         self.neutral(base, report)
+        self.anywhere(base, report)
         self.planted(base, report)
         self.linked(base, report)
         report.seconds = time.monotonic() - started
@@ -122,6 +129,8 @@ class Corpus:
 
     def versions(self, files: list[dict[str, bytes]]) -> list[tuple[Version, dict[str, str]]]:
         """Import each version in a process of its own."""
+        for module in LOADED_FIRST:
+            importlib.import_module(module)
         found = jobs.run(_keys, [(self, changed, False) for changed in files])
         for each in found:
             if isinstance(each, jobs.Lost):
@@ -130,7 +139,7 @@ class Corpus:
 
     def semantic(self, base: Version, report: Report) -> None:
         kernels = [k for k, _, _ in base.values()]
-        made = semantic.rounds(semantic.edits(self.source, kernels, self.package), kernels, self.package)
+        made = semantic.rounds(semantic.edits(self.source, kernels, self.package), kernels, self.package)[: self.few]
         files = [_files(self.source, edits) for edits in made]
         doubts: list[tuple[dict[str, bytes], dict[str, str]]] = []
         for edits, changed, (version, _) in zip(made, files, self.versions(files)):
@@ -177,17 +186,13 @@ class Corpus:
 
     def neutral(self, base: Version, report: Report) -> None:
         kernels = [k for k, _, _ in base.values()]
-        kinds = [*neutral.KINDS, *neutral.FILES]
+        kinds = [*neutral.KINDS, *neutral.FILES][: self.few]
         files = [neutral.edited(self.source, kernels, kind) for kind in kinds]
-        found = [*self.versions(files), self.elsewhere()]
-        for kind, changed, (version, _) in zip([*kinds, "another process"], [*files, None], found):
-            for i, (kernel, key, _) in base.items():
-                if changed is None or any(file in changed for file, _ in {kernel.own, *kernel.helpers}):
-                    if i in version:
-                        report.asked["needless"][kind] += 1
-                        report.bad["needless"] += [f"{i}: {kind}"] if version[i][1] != key else []
+        for kind, changed, (version, _) in zip(kinds, files, self.versions(files)):
+            edited = {i for i, (k, _, _) in base.items() if any(file in changed for file, _ in {k.own, *k.helpers})}
+            self.same(base, version, edited, kind, report)
 
-    def elsewhere(self) -> tuple[Version, dict[str, str]]:
+    def anywhere(self, base: Version, report: Report) -> None:
         """Nothing changed but the process: hash seed, home, current directory and the order of imports."""
         before, here = dict(os.environ), os.getcwd()
         os.environ |= {"PYTHONHASHSEED": "4711", "HOME": tempfile.gettempdir(), "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -200,11 +205,18 @@ class Corpus:
             os.environ.update(before)
         if isinstance(found, jobs.Lost):
             raise RuntimeError(f"{self.package}: {found.why}")
-        return found
+        self.same(base, found[0], set(base), "another process", report)
+
+    def same(self, base: Version, version: Version, edited: set[str], kind: str, report: Report) -> None:
+        for i in sorted(edited & version.keys()):
+            report.asked["needless"][kind] += 1
+            report.bad["needless"] += [f"{i}: {kind}"] if version[i][1] != base[i][1] else []
 
     def planted(self, base: Version, report: Report) -> None:
         kernels = [k for k, _, _ in base.values()]
-        made = [(kind, *planted.edited(self.source, self.package, kernels, kind)) for kind in planted.KINDS]
+        made = [
+            (kind, *planted.edited(self.source, self.package, kernels, kind)) for kind in [*planted.KINDS][: self.few]
+        ]
         found = iter(self.versions([version for _, versions, _ in made for version in versions]))
         for kind, _, held in made:
             (one, _), (other, _) = next(found), next(found)
@@ -338,15 +350,12 @@ def main() -> int:
     arguments.add_argument("--limit", type=int, help="ask for this many kernels of each package")
     arguments.add_argument("--json", type=Path, help="write all figures and lists there")
     given = arguments.parse_args()
-    import torch._inductor.codecache
-    import triton.language.extra.libdevice
-
     reports = []
     for package in given.packages:
         reports.append(Corpus(package, located(package, given.path), limit=given.limit).score())
         print("\n".join(reports[-1].lines()), flush=True)
     if given.json:
-        given.json.write_text(json.dumps([asdict(r) for r in reports], indent=1))
+        given.json.write_text(json.dumps([vars(r) for r in reports], indent=1))
     return 0 if all(r.good() for r in reports) else 1
 
 

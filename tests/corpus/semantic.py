@@ -85,7 +85,10 @@ def _in_function(source: Source, function: Any, kernel: bool, host: bool) -> Ite
             new = rewrite(copy.deepcopy(node))
             if new is not None:
                 kind = "function of a launcher" if host else kind
-                yield kind, source.replace(node, f"({ast.unparse(new)})" if isinstance(new, _LOOSE) else ast.unparse(new))
+                yield (
+                    kind,
+                    source.replace(node, f"({ast.unparse(new)})" if isinstance(new, _LOOSE) else ast.unparse(new)),
+                )
     if host or not isinstance(function, Function):
         return
     arguments = function.args

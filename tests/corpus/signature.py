@@ -175,7 +175,23 @@ def _guesses(parameter: Any, use: _Use, launchers: list[Any]) -> Iterator[Any]:
         yield from _dtypes()
     if name.upper().startswith(_FLAGS):
         yield from [(False,), (True,)]
-    yield from [(16,), (32,), (64,), (128,), (True,), (False,), (1,), (None,), (4,), (2,), (0,), (8,), ("ieee",), ("",), (1.0,)]
+    yield from [
+        (16,),
+        (32,),
+        (64,),
+        (128,),
+        (True,),
+        (False,),
+        (1,),
+        (None,),
+        (4,),
+        (2,),
+        (0,),
+        (8,),
+        ("ieee",),
+        ("",),
+        (1.0,),
+    ]
     yield from _dtypes()
 
 
@@ -185,5 +201,32 @@ def _dtypes() -> Iterator[tuple[Any]]:
     yield from [(tl.float32,), (tl.float16,), (tl.int32,)]
 
 
-_REAL = ("eps", "scale", "alpha", "beta", "gamma", "lr", "dropout", "softcap", "decay", "smoothing", "weight", "temperature")
-_FLAGS = ("IS_", "USE_", "HAS_", "DO_", "STORE_", "SAVE_", "OUTPUT_", "REVERSE", "CAUSAL", "RETURN_", "NEED_", "APPLY_", "ENABLE_")
+_REAL = (
+    "eps",
+    "scale",
+    "alpha",
+    "beta",
+    "gamma",
+    "lr",
+    "dropout",
+    "softcap",
+    "decay",
+    "smoothing",
+    "weight",
+    "temperature",
+)
+_FLAGS = (
+    "IS_",
+    "USE_",
+    "HAS_",
+    "DO_",
+    "STORE_",
+    "SAVE_",
+    "OUTPUT_",
+    "REVERSE",
+    "CAUSAL",
+    "RETURN_",
+    "NEED_",
+    "APPLY_",
+    "ENABLE_",
+)

@@ -103,4 +103,8 @@ def expressions(tops: Iterable[Any]) -> Iterator[Any]:
         if isinstance(node, ast.JoinedStr):
             continue
         yield node
-        todo += [n for n in ast.iter_child_nodes(node) if n not in (getattr(node, "annotation", 0), getattr(node, "returns", 0))]
+        todo += [
+            n
+            for n in ast.iter_child_nodes(node)
+            if n not in (getattr(node, "annotation", 0), getattr(node, "returns", 0))
+        ]
