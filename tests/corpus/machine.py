@@ -75,7 +75,24 @@ def install() -> None:
     for name, answer in answers.items():
         setattr(torch.cuda, name, lambda *a, answer=answer, **k: answer)
     torch.version.cuda = "12.8"
-    torch.set_default_device("cpu")
+    _to_host().__enter__()
+
+
+def _to_host() -> Any:
+    """A mode in which a tensor that is made on the GPU is made in main memory: some modules make one at import."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class ToHost(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = dict(kwargs or {})
+            if str(kwargs.get("device", "")).startswith("cuda"):
+                kwargs["device"] = "cpu"
+            if function is torch.Tensor.cuda:
+                return args[0]
+            return function(*args, **kwargs)
+
+    return ToHost()
 
 
 class Tolerant(importlib.abc.MetaPathFinder):

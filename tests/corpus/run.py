@@ -13,6 +13,7 @@ more than `BAR` allows.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib
 import importlib.util
 import json
@@ -258,7 +259,8 @@ def _loaded(corpus: Corpus, folder: str, files: dict[str, bytes], backwards: boo
     for name, data in files.items():
         (tree / name).write_bytes(data)
     kernels, failed = load(tree, corpus.package, backwards)
-    return dict(sorted(kernels.items())[: corpus.limit]), failed
+    chosen = sorted(kernels, key=lambda i: hashlib.sha256(i.encode()).digest())[: corpus.limit]
+    return {i: kernels[i] for i in sorted(chosen)}, failed
 
 
 def _keys(corpus: Corpus, files: dict[str, bytes], backwards: bool) -> tuple[Version, dict[str, str]]:
