@@ -81,7 +81,9 @@ def test_other_process(tmp_path: Path) -> None:
         root = str(Path(__file__).parents[1])
         code = PRINT.format(path=[root], tree=str(tmp_path / tree), reverse=reverse)
         env = {**os.environ, "PYTHONHASHSEED": seed, "HOME": str(home)}
-        done = subprocess.run([sys.executable, "-c", code], cwd=home, env=env, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=home, env=env, capture_output=True, text=True, check=True
+        )
         found.append(json.loads(done.stdout.splitlines()[-1]))
     assert found[0] == found[1]
     assert len(found[0]) >= 80
@@ -155,7 +157,10 @@ def test_running_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_closure_cell(tmp_path: Path) -> None:
-    module = program(tmp_path, "def make():\n    k = 1\n    def fn():\n        return k\n    def bump():\n        nonlocal k\n        k += 1\n    return fn, bump\n")
+    module = program(
+        tmp_path,
+        "def make():\n    k = 1\n    def fn():\n        return k\n    def bump():\n        nonlocal k\n        k += 1\n    return fn, bump\n",
+    )
     fn, bump = module.make()
     first = fingerprint(fn)
     bump()
@@ -209,9 +214,14 @@ def test_switches_count(tmp_path: Path) -> None:
 
 def test_assertions_keep_their_place_under_debug(tmp_path: Path) -> None:
     text = "@triton.jit{}\ndef kern(x_ptr):\n    tl.device_assert(tl.load(x_ptr) > 0, 'no')\n"
-    plain, moved = (fingerprint(program(tmp_path / str(len(lead)), lead + text.format("")).kern) for lead in ("", "\n\n"))
+    plain, moved = (
+        fingerprint(program(tmp_path / str(len(lead)), lead + text.format("")).kern) for lead in ("", "\n\n")
+    )
     assert plain.digest == moved.digest and plain.locations != moved.locations
-    checked, shifted = (fingerprint(program(tmp_path / str(9 + len(lead)), lead + text.format("(debug=True)")).kern) for lead in ("", "\n"))
+    checked, shifted = (
+        fingerprint(program(tmp_path / str(9 + len(lead)), lead + text.format("(debug=True)")).kern)
+        for lead in ("", "\n")
+    )
     assert checked.digest != shifted.digest
 
 

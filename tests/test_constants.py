@@ -116,7 +116,10 @@ SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.tex
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.one_of(
-        st.lists(inner, max_size=3), st.tuples(inner), st.tuples(inner, inner), st.dictionaries(st.text(max_size=2), inner, max_size=3)
+        st.lists(inner, max_size=3),
+        st.tuples(inner),
+        st.tuples(inner, inner),
+        st.dictionaries(st.text(max_size=2), inner, max_size=3),
     ),
     max_leaves=6,
 )
@@ -157,5 +160,16 @@ def test_torch_and_triton_values() -> None:
 
 def test_numpy_values() -> None:
     np = pytest.importorskip("numpy")
-    values = [np.float32(1), np.float64(1), np.int32(1), np.int64(1), np.bool_(True), np.array([1]), np.array([1, 2]), np.array([[1, 2]]), 1, 1.0]
+    values = [
+        np.float32(1),
+        np.float64(1),
+        np.int32(1),
+        np.int64(1),
+        np.bool_(True),
+        np.array([1]),
+        np.array([1, 2]),
+        np.array([[1, 2]]),
+        1,
+        1.0,
+    ]
     assert len({encode(v) for v in values}) == len(values)

@@ -216,7 +216,12 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
             "KCACHE_DIR": str(home / "k"), "PYTHONPATH": str(root),
         }  # fmt: skip
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM], env={**os.environ, **own}, cwd=home, capture_output=True, text=True, timeout=300
+            [sys.executable, "-c", PROGRAM],
+            env={**os.environ, **own},
+            cwd=home,
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout.splitlines()[-1])

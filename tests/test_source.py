@@ -79,7 +79,9 @@ def test_free_names(text: str, free: set[str], unsure: set[str]) -> None:
 
 def test_locals_are_numbered_consistently() -> None:
     text = "def f(a):\n    {0} = a\n    {1} = {0}\n    return {0} - {1}"
-    assert kernel(text.format("x", "y")).body == kernel(text.format("u", "v")).body == kernel(text.format("y", "x")).body
+    assert (
+        kernel(text.format("x", "y")).body == kernel(text.format("u", "v")).body == kernel(text.format("y", "x")).body
+    )
     assert kernel(text.format("x", "y")).body != kernel("def f(a):\n    x = a\n    y = x\n    return y - x").body
 
 
@@ -149,10 +151,22 @@ SAME = {
     "lines": ("def fn(x):\n    y = x\n    return y", "\n\ndef fn(x):\n\n    # c\n    y = (\n  x)\n\n    return y"),
     "local": ("def fn(x):\n    y = x\n    return y", "def fn(x):\n    z = x\n    return z"),
     "global": ("def fn(x):\n    return a(x)", "def fn(x):\n    return b(x)"),
-    "name": ("def fn(x):\n    def g():\n        return x\n    return g", "def fn(x):\n    def h():\n        return x\n    return h"),
-    "cells": ("def fn(x):\n    a, b = x\n    return lambda: a + b", "def fn(x):\n    z, b = x\n    return lambda: z + b"),
-    "pass": ("def fn(x):\n    if x:\n        pass\n    return x", "def fn(x):\n    if x:\n\n\n        pass\n    return x"),
-    "try": ("def fn(x):\n    try:\n        a()\n    except E:\n        b()", "def fn(x):\n    try:\n        # c\n        a()\n\n    except E:\n        b()"),
+    "name": (
+        "def fn(x):\n    def g():\n        return x\n    return g",
+        "def fn(x):\n    def h():\n        return x\n    return h",
+    ),
+    "cells": (
+        "def fn(x):\n    a, b = x\n    return lambda: a + b",
+        "def fn(x):\n    z, b = x\n    return lambda: z + b",
+    ),
+    "pass": (
+        "def fn(x):\n    if x:\n        pass\n    return x",
+        "def fn(x):\n    if x:\n\n\n        pass\n    return x",
+    ),
+    "try": (
+        "def fn(x):\n    try:\n        a()\n    except E:\n        b()",
+        "def fn(x):\n    try:\n        # c\n        a()\n\n    except E:\n        b()",
+    ),
 }
 DIFFERENT = {
     "constant": ("def fn(x):\n    return x + 1", "def fn(x):\n    return x + 2"),

@@ -40,17 +40,31 @@ atom("global list", "K = [1, <>]\ndef fn(x):\n    return x + K[0]\n")
 atom("helper", "def g(x):\n    return x + <>\ndef fn(x):\n    return g(x)\n")
 atom("helper in a dictionary", "def g(x):\n    return x + <>\nT = {'g': g}\ndef fn(x):\n    return T['g'](x)\n")
 atom("nested function's global", "K = <>\ndef fn(x):\n    def h(y):\n        return y + K\n    return h(x)\n")
-atom("nested function's free variable", "def make(k):\n    def fn(x):\n        return (lambda: x + k)()\n    return fn\nfn = make(<>)\n")
+atom(
+    "nested function's free variable",
+    "def make(k):\n    def fn(x):\n        return (lambda: x + k)()\n    return fn\nfn = make(<>)\n",
+)
 atom("lambda", "fn = lambda x: x + <>\n")
 atom("two lambdas on one line", "fn, other = (lambda x: x + <>), (lambda x: x)\n")
 atom("default", "def fn(x, k=<>):\n    return x + k\n")
 atom("keyword default", "def fn(x, *, k=<>):\n    return x + k\n")
 atom("default function", "def g(x):\n    return <>\ndef fn(x, k=g):\n    return k(x)\n")
 atom("comprehension", "K = <>\ndef fn(x):\n    return [a + K for a in x]\n")
-atom("what a try covers", "def fn(x):\n    <>\n", "try:\n        a(x)\n        b(x)\n    except E:\n        pass", "a(x)\n    try:\n        b(x)\n    except E:\n        pass")
+atom(
+    "what a try covers",
+    "def fn(x):\n    <>\n",
+    "try:\n        a(x)\n        b(x)\n    except E:\n        pass",
+    "a(x)\n    try:\n        b(x)\n    except E:\n        pass",
+)
 atom("partial", "def g(k, x):\n    return x + k\nfn = functools.partial(g, <>)\n")
-atom("decorated by wraps", "def deco(f):\n    @functools.wraps(f)\n    def inner(*a):\n        return f(*a)\n    return inner\n@deco\ndef fn(x):\n    return x + <>\n")
-atom("decorator's own code", "def deco(f):\n    @functools.wraps(f)\n    def inner(*a):\n        return f(*a) + <>\n    return inner\n@deco\ndef fn(x):\n    return x\n")
+atom(
+    "decorated by wraps",
+    "def deco(f):\n    @functools.wraps(f)\n    def inner(*a):\n        return f(*a)\n    return inner\n@deco\ndef fn(x):\n    return x + <>\n",
+)
+atom(
+    "decorator's own code",
+    "def deco(f):\n    @functools.wraps(f)\n    def inner(*a):\n        return f(*a) + <>\n    return inner\n@deco\ndef fn(x):\n    return x\n",
+)
 atom("torch's decorator", "@torch.no_grad()\ndef fn(x):\n    return x + <>\n")
 atom("lru_cache", "@functools.lru_cache\ndef fn(x):\n    return x + <>\n")
 atom("made by exec", "space = {}\nexec('def fn(x): return x + <>', space)\nfn = space['fn']\n")
@@ -60,44 +74,107 @@ atom("torch function", "def fn(x):\n    return torch.<>(x)\n", "sin", "cos")
 atom("torch alias", "op = torch.<>\ndef fn(x):\n    return op(x)\n", "sin", "cos")
 atom("torch dtype", "def fn(x):\n    return x.to(torch.<>)\n", "float32", "float16")
 atom("device", "D = torch.device('<>')\ndef fn(x):\n    return x.to(D)\n", "cpu", "cuda")
-atom("method of an instance", "class C:\n    def f(self, x):\n        return x + <>\nc = C()\ndef fn(x):\n    return c.f(x)\n")
-atom("attribute of an instance", "class C:\n    def __init__(self):\n        self.k = <>\n    def f(self, x):\n        return x + self.k\nc = C()\ndef fn(x):\n    return c.f(x)\n")
+atom(
+    "method of an instance",
+    "class C:\n    def f(self, x):\n        return x + <>\nc = C()\ndef fn(x):\n    return c.f(x)\n",
+)
+atom(
+    "attribute of an instance",
+    "class C:\n    def __init__(self):\n        self.k = <>\n    def f(self, x):\n        return x + self.k\nc = C()\ndef fn(x):\n    return c.f(x)\n",
+)
 atom("bound method", "class C:\n    def f(self, x):\n        return x + <>\nfn = C().f\n")
 atom("callable instance", "class C:\n    def __call__(self, x):\n        return x + <>\nfn = C()\n")
 atom("base class", "class B:\n    def f(self, x):\n        return x + <>\nclass C(B):\n    pass\nfn = C().f\n")
-atom("property", "class C:\n    @property\n    def k(self):\n        return <>\nc = C()\ndef fn(x):\n    return x + c.k\n")
-atom("class method", "class C:\n    K = <>\n    @classmethod\n    def f(cls, x):\n        return x + cls.K\ndef fn(x):\n    return C.f(x)\n")
-atom("slots", "class C:\n    __slots__ = ('k',)\n    def __init__(self):\n        self.k = <>\nc = C()\ndef fn(x):\n    return x + c.k\n")
-atom("dataclass method", "import dataclasses\n@dataclasses.dataclass\nclass C:\n    k: int = 1\n    def f(self):\n        return self.k + <>\nc = C()\ndef fn(x):\n    return x + c.f()\n")
-atom("enum method", "import enum\nclass E(enum.Enum):\n    A = 1\n    def f(self):\n        return <>\ndef fn(x):\n    return x + E.A.f()\n")
+atom(
+    "property",
+    "class C:\n    @property\n    def k(self):\n        return <>\nc = C()\ndef fn(x):\n    return x + c.k\n",
+)
+atom(
+    "class method",
+    "class C:\n    K = <>\n    @classmethod\n    def f(cls, x):\n        return x + cls.K\ndef fn(x):\n    return C.f(x)\n",
+)
+atom(
+    "slots",
+    "class C:\n    __slots__ = ('k',)\n    def __init__(self):\n        self.k = <>\nc = C()\ndef fn(x):\n    return x + c.k\n",
+)
+atom(
+    "dataclass method",
+    "import dataclasses\n@dataclasses.dataclass\nclass C:\n    k: int = 1\n    def f(self):\n        return self.k + <>\nc = C()\ndef fn(x):\n    return x + c.f()\n",
+)
+atom(
+    "enum method",
+    "import enum\nclass E(enum.Enum):\n    A = 1\n    def f(self):\n        return <>\ndef fn(x):\n    return x + E.A.f()\n",
+)
 atom("autograd function", "class F(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n        return x\n    @staticmethod\n"
      "    def backward(ctx, g):\n        return g * <>\ndef fn(x):\n    return F.apply(x)\n")  # fmt: skip
 atom("a class", "class fn:\n    def f(self, x):\n        return x + <>\n")
-atom("super", "class B:\n    def f(self):\n        return <>\nclass C(B):\n    def f(self):\n        return super().f()\nfn = C().f\n")
-atom("import in the body", "def fn(x):\n    import oth\n    return oth.g(x)\nimport oth\n", oth="def g(x):\n    return x + <>\n")
-atom("import from in the body", "def fn(x):\n    from oth import g as h\n    return h(x)\nimport oth\n", oth="def g(x):\n    return x + <>\n")
-atom("dotted import in the body", "def fn(x):\n    import torch.nn.functional as F\n    return F.<>(x)\n", "relu", "gelu")
+atom(
+    "super",
+    "class B:\n    def f(self):\n        return <>\nclass C(B):\n    def f(self):\n        return super().f()\nfn = C().f\n",
+)
+atom(
+    "import in the body",
+    "def fn(x):\n    import oth\n    return oth.g(x)\nimport oth\n",
+    oth="def g(x):\n    return x + <>\n",
+)
+atom(
+    "import from in the body",
+    "def fn(x):\n    from oth import g as h\n    return h(x)\nimport oth\n",
+    oth="def g(x):\n    return x + <>\n",
+)
+atom(
+    "dotted import in the body", "def fn(x):\n    import torch.nn.functional as F\n    return F.<>(x)\n", "relu", "gelu"
+)
 atom("module attribute", "import oth\ndef fn(x):\n    return x + oth.K\n", oth="K = <>\n")
 atom("nested class", "def fn(x):\n    class C:\n        k = <>\n    return x + C.k\n")
 atom("mutual recursion", "def g(x):\n    return fn(x) + <>\ndef fn(x):\n    return g(x)\n")
-atom("kernel reached", "import kern\ndef fn(x):\n    kern.kern[(1,)](x)\n", kern="import triton\n@triton.jit\ndef kern(x):\n    x + <>\n")
+atom(
+    "kernel reached",
+    "import kern\ndef fn(x):\n    kern.kern[(1,)](x)\n",
+    kern="import triton\n@triton.jit\ndef kern(x):\n    x + <>\n",
+)
 atom("name of a kernel reached", "import kern\ndef fn(x):\n    kern.k[(1,)](x)\n", "one", "two",
      kern="import triton\n@triton.jit\ndef <>(x):\n    x + 1\nk = <>\n")  # fmt: skip
 atom("configuration of a kernel reached", "import kern\ndef fn(x):\n    kern.kern[(1,)](x)\n", "4", "8",
      kern="import triton\n@triton.autotune([triton.Config({}, num_warps=<>)], key=[])\n@triton.jit\ndef kern(x):\n    x + 1\n")  # fmt: skip
 atom("operator's item", "import operator\nop = operator.itemgetter(<>)\ndef fn(x):\n    return op(x)\n")
-atom("tensor subclass", "class fn(torch.Tensor):\n    @classmethod\n    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):\n        return func(*args) + <>\n")
+atom(
+    "tensor subclass",
+    "class fn(torch.Tensor):\n    @classmethod\n    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):\n        return func(*args) + <>\n",
+)
 atom("class made by dataclass", "import dataclasses\n@dataclasses.dataclass\nclass fn:\n    k: int = <>\n")
-atom("context manager", "import contextlib\n@contextlib.contextmanager\ndef cm():\n    yield <>\ndef fn(x):\n    with cm() as k:\n        return x + k\n")
-atom("custom operator's body", "@torch.library.custom_op('kcache_edits::f<>', mutates_args=())\ndef op(x: torch.Tensor) -> torch.Tensor:\n    return x + <>\nfn = op._init_fn\n")
+atom(
+    "context manager",
+    "import contextlib\n@contextlib.contextmanager\ndef cm():\n    yield <>\ndef fn(x):\n    with cm() as k:\n        return x + k\n",
+)
+atom(
+    "custom operator's body",
+    "@torch.library.custom_op('kcache_edits::f<>', mutates_args=())\ndef op(x: torch.Tensor) -> torch.Tensor:\n    return x + <>\nfn = op._init_fn\n",
+)
 atom("torch's name that is the user's", "@functools.wraps(torch.nn.functional.gelu)\ndef fn(x):\n    return x + <>\n")
-same("comment, docstring, layout", FN, "\n\ndef fn(x, y):\n    '''Doc.'''\n    # c\n    z = (x\n         + 1)\n\n    return z * y\n")
+same(
+    "comment, docstring, layout",
+    FN,
+    "\n\ndef fn(x, y):\n    '''Doc.'''\n    # c\n    z = (x\n         + 1)\n\n    return z * y\n",
+)
 same("local renamed", FN, FN.replace("z", "total"))
-same("captured local renamed", "def fn(x):\n    a = 1\n    b = 2\n    return lambda: a + b\n", "def fn(x):\n    z = 1\n    b = 2\n    return lambda: z + b\n")
+same(
+    "captured local renamed",
+    "def fn(x):\n    a = 1\n    b = 2\n    return lambda: a + b\n",
+    "def fn(x):\n    z = 1\n    b = 2\n    return lambda: z + b\n",
+)
 same("moved down", FN, "\n\nOTHER = 1\ndef other():\n    pass\n\n" + FN)
-same("helper renamed", "def g(x):\n    return x\ndef fn(x):\n    return g(x)\n", "def h(x):\n    return x\ndef fn(x):\n    return h(x)\n")
+same(
+    "helper renamed",
+    "def g(x):\n    return x\ndef fn(x):\n    return g(x)\n",
+    "def h(x):\n    return x\ndef fn(x):\n    return h(x)\n",
+)
 same("annotations", "def fn(x):\n    return x\n", "def fn(x: torch.Tensor) -> torch.Tensor:\n    return x\n")
-same("class docstring", "class C:\n    def f(self):\n        return 1\nfn = C().f\n", "class C:\n    '''Doc.'''\n    def f(self):\n        '''Doc.'''\n        return 1\nfn = C().f\n")
+same(
+    "class docstring",
+    "class C:\n    def f(self):\n        return 1\nfn = C().f\n",
+    "class C:\n    '''Doc.'''\n    def f(self):\n        '''Doc.'''\n        return 1\nfn = C().f\n",
+)
 same("unrelated environment variable", "os.environ.pop('KC_A', None)\n" + FN, "os.environ['KC_A'] = '1'\n" + FN)
 opaque("eval", "def fn(x):\n    return eval('x')\n")
 opaque("date", "import datetime\ndef fn(x):\n    return datetime.datetime.now()\n")
