@@ -7,7 +7,9 @@ first use, jumps go to numbered labels, constants stand where they are loaded. W
 from outside is `$0`, `$1`, … as in `kcache.source`: globals, closure variables and
 modules imported in the body, each with its attribute chain.
 
-The listing belongs to one Python minor version, and so do keys.
+The listing belongs to one Python minor version, and so do keys. A few expressions that stand
+on several lines (`a and b or c`; in 3.12, comprehensions with conditions) are compiled to
+other jumps than on one line: these have two listings.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from kcache.constants import encode, refuse
 from kcache.scope import Ref
 from kcache.source import Text, remembered
 
-VERSION = f"bytecode 1 {sys.version_info[0]}.{sys.version_info[1]}"
+VERSION = f"bytecode 2 {sys.version_info[0]}.{sys.version_info[1]}"
 
 IMPORT = "import "
 """Prefix of a reference's root that is a module imported in the body, not a name."""
@@ -169,8 +171,8 @@ class _Lister:
             return ""
         if s.op in _CONSTANTS:
             return encode(s.value, _nested)
-        if s.op in _JUMPS:
-            return here.labels.get(s.value, "out")
+        if s.op in _LISTED_JUMPS:
+            return here.labels[s.value]
         if s.op in _LOCALS or "_FAST" in s.op or s.op in _CELLS:
             return self.local(str(s.value), here)
         return str(s.value if s.op in _NAMES else s.number)
@@ -190,37 +192,56 @@ class _Here(NamedTuple):
     indent: str
 
 
+def _undirected(op: str) -> str:
+    return op.replace("_FORWARD", "").replace("_BACKWARD", "").replace("JUMP_ABSOLUTE", "JUMP") if "JUMP" in op else op
+
+
 _CONSTANTS = frozenset(dis.opname[n] for n in dis.hasconst)
 _JUMPS = frozenset(dis.opname[n] for n in [*dis.hasjrel, *dis.hasjabs])
+_LISTED_JUMPS = frozenset(map(_undirected, _JUMPS))
+_ALWAYS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE", "JUMP_BACKWARD_NO_INTERRUPT"})
 _LOCALS = frozenset(dis.opname[n] for n in dis.haslocal)
 _CELLS = frozenset(dis.opname[n] for n in dis.hasfree)
 _NAMES = frozenset(dis.opname[n] for n in dis.hasname)
 
 
 def _steps(code: types.CodeType) -> tuple[list[_Step], dict[int, str], list[str]]:
-    """Instructions without fillers; labels by position; the exception table by labels."""
+    """Instructions without fillers; labels by position; the exception table by labels.
+
+    Whether a jump to a jump is made one jump depends on the lines on which the text stands, so
+    each jump is listed with the place where it ends, and without its direction.
+    """
     instructions = list(dis.get_instructions(code))
     position: dict[int, int] = {}
-    kept = 0
+    listed: list[tuple[dis.Instruction, str, Any]] = []
     for i in instructions:
-        position[i.offset] = kept
-        kept += len(_split(i, code)) if i.opname not in _SKIPPED else 0
-    targets = {position[i.argval] for i in instructions if i.opname in _JUMPS and i.argval in position}
+        position[i.offset] = len(listed)
+        listed += [(i, op, value) for op, value in _split(i, code)] if i.opname not in _SKIPPED else []
+    onward = {position[i.offset]: position[i.argval] for i in instructions if i.opname in _ALWAYS}
+    ends = {i.offset: _end(position[i.argval], onward) for i in instructions if i.opname in _JUMPS}
+    targets = set(ends.values())
     entries = _entries(code)
     for entry in entries:
-        targets |= {position.get(x, kept) for x in (entry.start, entry.end, entry.target)}
+        targets |= {position.get(x, len(listed)) for x in (entry.start, entry.end, entry.target)}
     labels = {at: f"L{n}" for n, at in enumerate(sorted(targets))}
     steps = [
-        _Step(op, position.get(value, value) if op in _JUMPS else value, i.arg, position[i.offset] in targets)
-        for i in instructions
-        if i.opname not in _SKIPPED
-        for op, value in _split(i, code)
+        _Step(_undirected(op), ends.get(i.offset, value), i.arg, at in targets)
+        for at, (i, op, value) in enumerate(listed)
     ]
-    spans = [[labels[position.get(x, kept)] for x in (e.start, e.end, e.target)] for e in entries]
+    spans = [[labels[position.get(x, len(listed))] for x in (e.start, e.end, e.target)] for e in entries]
     table = [f"guard {' '.join(span)} {e.depth} {e.lasti}" for span, e in zip(spans, entries, strict=True)]
     if not entries and raw_table(code):
         table = [f"guard {raw_table(code)!r}"]
     return steps, labels, table
+
+
+def _end(at: int, onward: dict[int, int]) -> int:
+    """Where a jump to `at` ends, if there may be jumps."""
+    seen = set()
+    while at in onward and at not in seen:
+        seen.add(at)
+        at = onward[at]
+    return at
 
 
 def _split(i: dis.Instruction, code: types.CodeType) -> list[tuple[str, Any]]:

@@ -43,6 +43,7 @@ class Kernel:
     """Its configurations and options."""
     bound: str = ""
     """What is bound to the names, as far as it is a constant."""
+    language: str = "Triton"
 
 
 def load(tree: Path, package: str, backwards: bool = False) -> tuple[dict[str, tuple[Kernel, Any]], dict[str, str]]:
@@ -117,12 +118,13 @@ def _describe(kernel: Kernel, jit: Any, top: Any, tree: Path) -> None:
             inner = _function(value)
             if inner is None:
                 bound[f"{fn.__module__} {name}"] = _text(value)
-            elif id(inner) not in seen and not inner.__module__.startswith(("triton", "torch")):
+            elif id(inner) not in seen and not _is_installed(inner.__module__):
                 seen.add(id(inner))
                 places.add(_place(inner, tree))
                 todo.append((inner, places))
     for launcher in _stack(top):
         kernel.hosts |= {_place(fn, tree) for fn in _functions(_fields(launcher)) if fn is not jit.fn}
+    kernel.language = "Triton" if type(jit).__name__ == "JITFunction" else "Gluon"
     kernel.launcher = repr(facts)
     kernel.bound = repr(sorted(bound.items()))
 
@@ -155,7 +157,7 @@ def _stack(top: Any) -> Iterator[Any]:
 def _functions(value: Any, depth: int = 3) -> Iterator[Any]:
     """Python functions in fields, containers and configurations."""
     if isinstance(value, types.FunctionType):
-        if not value.__module__.startswith(("triton", "torch")):
+        if not _is_installed(value.__module__):
             yield value
     elif depth and isinstance(value, dict):
         for each in value.values():
@@ -191,7 +193,7 @@ def _values(fn: Any, names: set[str]) -> Iterator[tuple[str, Any]]:
     cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or ()))
     for name in sorted(names):
         value = cells[name].cell_contents if name in cells else fn.__globals__.get(name, types)
-        if value is types or getattr(value, "__name__", "").startswith(("triton", "torch")):
+        if value is types or isinstance(value, types.ModuleType) and _is_installed(value.__name__):
             continue
         yield name, value
         if isinstance(value, (types.ModuleType, type)):
@@ -203,6 +205,10 @@ def _defaults(fn: Any) -> Iterator[tuple[str, Any]]:
     """Default values of `fn`, named by position or keyword."""
     yield from ((f"default {i}", value) for i, value in enumerate(fn.__defaults__ or ()))
     yield from ((f"default {name}", value) for name, value in (fn.__kwdefaults__ or {}).items())
+
+
+def _is_installed(module: str) -> bool:
+    return module.partition(".")[0] in ("triton", "torch")
 
 
 def _text(value: Any, depth: int = 3) -> str:

@@ -2,7 +2,10 @@
 
 * stale: a kernel with the same key after an edit that reaches it. Where only a helper or a
   constant was edited, TTIR for compute capability 9.0 decides whether the edit reached it.
-* needless: a kernel with another key after an edit that cannot matter.
+* needless: a kernel with another key after an edit that cannot matter; `elsewhere` are those
+  after an edit of something that the kernel does not reach.
+* opaque: a kernel of which something cannot be followed. Its key is not used, so it is in no
+  other figure.
 * linked: `fingerprint(kernel).source`, compiled where nothing of the package is, gives the
   kernel's own TTIR.
 
@@ -72,7 +75,9 @@ class Report:
     undecided: list[str] = field(default_factory=list)
     """Same key after an edit of a helper or constant, and no signature found to compare TTIR."""
     no_effect: int = 0
-    """Same key and same TTIR: the edit did not reach the kernel."""
+    """Same key and same TTIR or configurations: the edit did not reach the kernel."""
+    other_languages: int = 0
+    """Kernels that are not linked, since Gluon is another language than Triton's."""
     seconds: float = 0.0
 
     def good(self) -> bool:
@@ -91,8 +96,10 @@ class Report:
                     yield "             " + ", ".join(f"{kind} {n}" for kind, n in sorted(asked.items()))
             yield from (f"    {figure}: {line}" for line in self.bad[figure])
         if self.no_effect or self.undecided:
-            yield f"  not counted: {self.no_effect} edits without effect on TTIR, {len(self.undecided)} undecided"
+            yield f"  not counted: {self.no_effect} edits without effect, {len(self.undecided)} undecided"
             yield from (f"    undecided: {line}" for line in self.undecided)
+        if self.other_languages:
+            yield f"  not asked to link: {self.other_languages} kernels in Gluon"
         for module, why in sorted(self.lost_modules.items()):
             yield f"    not imported: {module}: {why}"
 
@@ -146,7 +153,9 @@ class Corpus:
         for edits, changed, (version, _) in zip(made, files, self.versions(files)):
             doubtful = {}
             for i in base.keys() & version.keys():
-                (kernel, key, _), (now, new, _) = base[i], version[i]
+                (kernel, key, opaque), (now, new, _) = base[i], version[i]
+                if opaque:
+                    continue
                 facts = kernel.launcher != now.launcher, kernel.bound != now.bound
                 touching = [e for e in edits if e.touches(kernel)]
                 if not touching:
@@ -160,6 +169,8 @@ class Corpus:
                 what = f"{i}: {edit.kind}, {edit.file}, {edit.change.text!r}"
                 if key != new:
                     report.asked["stale"][edit.kind] += 1
+                elif edit.kind == "configuration" and not any(facts):
+                    report.no_effect += 1  # in a branch that this machine does not take
                 elif facts[0] or edit.place == kernel.own or edit.place in kernel.hosts:
                     report.asked["stale"][edit.kind] += 1
                     report.bad["stale"].append(what)
@@ -209,7 +220,7 @@ class Corpus:
         self.same(base, found[0], set(base), "another process", report)
 
     def same(self, base: Version, version: Version, edited: set[str], kind: str, report: Report) -> None:
-        for i in sorted(edited & version.keys()):
+        for i in sorted(i for i in edited & version.keys() if not base[i][2]):
             report.asked["needless"][kind] += 1
             report.bad["needless"] += [f"{i}: {kind}"] if version[i][1] != base[i][1] else []
 
@@ -223,12 +234,13 @@ class Corpus:
             (one, _), (other, _) = next(found), next(found)
             for i in sorted(one.keys() & other.keys()):
                 module, _, rest = i.partition(":")
-                if f"{module}:{rest.partition('#')[0].rpartition('.')[2]}" in held:
+                if f"{module}:{rest.partition('#')[0].rpartition('.')[2]}" in held and not one[i][2]:
                     report.asked["stale"][f"planted {kind}"] += 1
                     report.bad["stale"] += [f"{i}: planted {kind}"] if one[i][1] == other[i][1] else []
 
     def linked(self, base: Version, report: Report) -> None:
-        ids = sorted(base)
+        ids = sorted(i for i, (kernel, _, _) in base.items() if kernel.language == "Triton")
+        report.other_languages = len(base) - len(ids)
         random.Random(self.package).shuffle(ids)
         parts = [ids[n : n + LINK_AT_ONCE] for n in range(0, len(ids), LINK_AT_ONCE)]
         for part, texts in zip(parts, jobs.run(_linked, [(self, part) for part in parts])):
