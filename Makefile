@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 RUNS ?= 5
 
-.PHONY: demo test edits lint bench clean
+.PHONY: demo test edits corpus lint bench clean
 
 demo: $(STAMP)  ## what kcache does, beside stock torch
 	$(BIN)/python bench/demo.py
@@ -18,6 +18,10 @@ test: $(STAMP)  ## all tests that this machine can run
 
 edits: $(STAMP)  ## the table of edits: which must hit, which must miss
 	$(BIN)/pytest -m "" -k edits
+
+corpus: $(STAMP)  ## the kernels of public packages under mechanical edits; a quarter of an hour
+	$(PIP) -e '.[corpus]'
+	$(BIN)/python -m tests.corpus.run liger_kernel fla
 
 lint: $(STAMP)  ## style, types, and who may import whom
 	$(BIN)/ruff check .

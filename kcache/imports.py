@@ -69,9 +69,16 @@ class Imports:
         ]
 
     def module(self, module: str) -> str:
-        """The name under which `module` is known here."""
+        """The name under which `module` is known here.
+
+        Triton skips what is reached through `triton.language`, and refuses Python functions
+        that are reached otherwise: so a module of that package is named as an attribute of it.
+        """
         found = self._aliases.get(module)
         if found is None:
+            package, _, child = module.rpartition(".")
+            if package == "triton.language" and child in _submodules():
+                return f"{self.module(package)}.{child}"
             fixed = FIXED.get(module)
             found = fixed if fixed and self._names.free(fixed) else self._names.fresh(module.rpartition(".")[2])
             self._aliases[module] = found
@@ -104,14 +111,26 @@ def _split(value: Any, dotted: str) -> tuple[str, str]:
 @lru_cache(maxsize=1)
 def _published() -> dict[tuple[str, str], str]:
     """`tl` names by module and name, from the imports that `triton/language/__init__.py` makes as installed."""
+    return {
+        (f"triton.language.{node.module}", alias.name): alias.asname or alias.name
+        for node in _relative_imports()
+        if node.module
+        for alias in node.names
+    }
+
+
+@lru_cache(maxsize=1)
+def _submodules() -> frozenset[str]:
+    """Modules of `triton.language` that it imports itself, so that they are its attributes in every process."""
+    nodes = _relative_imports()
+    return frozenset([n for node in nodes for n in ([node.module] if node.module else [a.name for a in node.names])])
+
+
+@lru_cache(maxsize=1)
+def _relative_imports() -> tuple[ast.ImportFrom, ...]:
     spec = importlib.util.find_spec("triton.language")
     if spec is None or spec.origin is None:
-        return {}
+        return ()
     with open(spec.origin, encoding="utf-8") as file:
         tree = ast.parse(file.read())
-    found = {}
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module:
-            for alias in node.names:
-                found[f"triton.language.{node.module}", alias.name] = alias.asname or alias.name
-    return found
+    return tuple([n for n in tree.body if isinstance(n, ast.ImportFrom) and n.level == 1])

@@ -46,13 +46,15 @@ class Outline:
         scope.root(self._function)
         self.folded = scope.folded
         self.refs: tuple[Ref, ...] = tuple(scope.refs)
-        bound = {a.arg for node in every(self._function) if isinstance(node, ast.arguments) for a in arguments(node)}
-        self.names = scope.locals | bound
+        self.names = set(scope.locals)
         self.asserts = ast.Assert in scope.kinds
         self._blanks: dict[str, list[ast.Name]] = {}
         for node in every(self._function):
-            if isinstance(node, ast.Name) and node.id.startswith("$"):
-                self._blanks.setdefault(node.id, []).append(node)
+            if isinstance(node, ast.Name):
+                if node.id.startswith("$"):
+                    self._blanks.setdefault(node.id, []).append(node)
+            elif isinstance(node, ast.arguments):
+                self.names.update([a.arg for a in arguments(node)])
 
     def fill(self, number: int, expression: str) -> None:
         """Print `expression`, a dotted name, for the reference `number`. Raises `Opaque` where that is assigned to."""

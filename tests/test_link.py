@@ -18,7 +18,7 @@ from kcache.closure import fingerprint  # noqa: E402
 from kcache.errors import Opaque  # noqa: E402
 from kcache.launcher import bottom, is_jitted  # noqa: E402
 from kcache.link import link  # noqa: E402
-from tests.edits import OPAQUE, Row, kernels, launchers, load, write  # noqa: E402
+from tests.edits import OPAQUE, Row, found, kernels, launchers, load, write  # noqa: E402
 from tests.ttir import lower  # noqa: E402
 
 HEAD = "import triton\nimport triton.language as tl\n"
@@ -65,7 +65,7 @@ def outcome(kernel: Any) -> str:
         return type(error).__name__
 
 
-ROWS = [row for row in [*kernels.ROWS, *launchers.ROWS] if row.kind != OPAQUE and row.name != "partial"]
+ROWS = [row for row in [*kernels.ROWS, *launchers.ROWS, *found.ROWS] if row.kind != OPAQUE and row.name != "partial"]
 
 UNPRINTABLE = {"enum member as a value"}
 """Rows whose kernel names something that no text can say."""

@@ -63,6 +63,6 @@ def load(folder: Path, names: Iterable[str], target: str) -> Any:
 
 def rows() -> list[Row]:
     """All rows of all tables."""
-    from tests.edits import functions, kernels, launchers
+    from tests.edits import found, functions, kernels, launchers
 
-    return [*kernels.ROWS, *launchers.ROWS, *functions.ROWS]
+    return [*kernels.ROWS, *launchers.ROWS, *functions.ROWS, *found.ROWS]
