@@ -83,7 +83,7 @@ def square(x: torch.Tensor) -> torch.Tensor:
 def _(x):
     return torch.empty_like(x)
 def backward(ctx, grad):
-    return grad * SLOPE
+    return {body}
 square.register_autograd(backward)
 """
 
@@ -94,10 +94,10 @@ def test_an_edited_constant_of_a_backward_is_named(caplog: pytest.LogCaptureFixt
     import kcache
     from kcache.hooks import session
 
-    def run(slope: float) -> Any:
+    def run(slope: float, body: str = "grad * SLOPE") -> Any:
         torch._dynamo.reset()
         space: dict[str, Any] = {"__name__": "explained"}
-        exec(BACKWARD.format(slope=slope), space)
+        exec(BACKWARD.format(slope=slope, body=body), space)
         x = torch.ones(4, 4, requires_grad=True)
         torch.compile(lambda x: space["square"](x))(x).sum().backward()
         return x.grad
@@ -113,6 +113,9 @@ def test_an_edited_constant_of_a_backward_is_named(caplog: pytest.LogCaptureFixt
         assert [str(d) for d in missed[0].differs] == [
             "operator explained::square backward_fn → function backward → constant SLOPE: 2.0 → 3.0"
         ]
+        assert torch.equal(run(3.0, "grad * SLOPE + 1"), torch.full((4, 4), 4.0))
+        last = [each for each in kcache.explain() if each.layer == "aot"][-1]
+        assert [d.chain[-2:] for d in last.differs] == [("function backward", "code")]
         assert any("constant SLOPE: 2.0 → 3.0" in record.getMessage() for record in caplog.records)
     finally:
         kcache.disable()
