@@ -113,6 +113,7 @@ def test_an_edited_constant_of_a_backward_is_named(caplog: pytest.LogCaptureFixt
         assert [str(d) for d in missed[0].differs] == [
             "operator explained::square backward_fn → function backward → constant SLOPE: 2.0 → 3.0"
         ]
+        assert session.current().cache.flush()
         assert torch.equal(run(3.0, "grad * SLOPE + 1"), torch.full((4, 4), 4.0))
         last = [each for each in kcache.explain() if each.layer == "aot"][-1]
         assert [d.chain[-2:] for d in last.differs] == [("function backward", "code")]
