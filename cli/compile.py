@@ -41,7 +41,7 @@ class TargetType(click.ParamType):  # type: ignore[type-arg]
 @click.option("--dry-run", is_flag=True, help="Say what is missing; build nothing.")
 @click.option("--dir", "directory", type=click.Path(resolve_path=True), help="Directory that holds the store.")
 def compile_(target: Target, jobs: int | None, kernel: str | None, dry_run: bool, directory: str | None) -> None:
-    """Build what the store lacks for a target: every kernel that was compiled before, for that GPU.
+    """Build the store's Triton kernels for a GPU that need not be here: those whose binaries it lacks.
 
     Needs the Triton that the kernels were compiled with, and no GPU. Exit status 1 if a kernel could not be built.
     """
