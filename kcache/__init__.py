@@ -18,6 +18,7 @@ _HOME = {
     "enable": "kcache.hooks",
     "disable": "kcache.hooks",
     "stats": "kcache.hooks",
+    "explain": "kcache.hooks",
     "fingerprint": "kcache.closure",
     "Fingerprint": "kcache.closure",
     "KcacheError": "kcache.errors",
@@ -34,6 +35,7 @@ __all__ = [
     "StoreError",
     "disable",
     "enable",
+    "explain",
     "fingerprint",
     "stats",
 ]
@@ -41,7 +43,7 @@ __all__ = [
 if TYPE_CHECKING:
     from kcache.closure import Fingerprint, fingerprint
     from kcache.errors import ConfigError, KcacheError, Opaque, StoreError
-    from kcache.hooks import disable, enable, stats
+    from kcache.hooks import disable, enable, explain, stats
 
 
 def __getattr__(name: str) -> Any:

@@ -19,6 +19,7 @@ import types
 from dataclasses import dataclass, field
 from typing import Any
 
+from kcache import listing
 from kcache.digest import Digest, Part
 from kcache.errors import Opaque
 from kcache.link import link
@@ -56,6 +57,11 @@ class Fingerprint:
         if fingerprint(self.subject).digest != self.digest:
             raise Opaque(self.name, self.name, "it has changed since")
         return linked.module
+
+    @property
+    def listing(self) -> bytes:
+        """All parts in the form that is kept beside a key (`kcache.listing`), so that two keys can be compared."""
+        return listing.dump(self.parts)
 
     @property
     def text(self) -> str:

@@ -50,7 +50,7 @@ def parts(operators: Iterable[torch._ops.OpOverload]) -> list[Part]:
             if print_.opaque:
                 why = print_.opaque[0]
                 raise Opaque(f"operator {op._name} {role} → {why.where}", why.name, why.why)
-            found.append(Part(f"operator {op._name} {role}", print_.digest, print_.text.encode()))
+            found.append(Part(f"operator {op._name} {role}", print_.digest, print_.listing))
             queue += [inner for name in print_.operators for inner in overloads(name)]
     return found
 

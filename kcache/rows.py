@@ -10,6 +10,7 @@
     runs       u64be u32be           JSON             ; time and pid of a process that ended
     counters   layer 0x00 outcome    decimal          ; sums over all runs
     leases     entry                 (lease)
+    recent     digest                key*             ; `kcache.recent`
     meta       "format"              decimal
 
     variant    = 16 bytes            ; of the digest of the guards
@@ -24,12 +25,13 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from . import recent
 from .digest import SIZE, Digest, Key
 from .entry import unpack_parts, unpack_record
 from .errors import Damaged
 from .units import MIB
 
-TABLES = ("index", "blobs", "refs", "parts", "runs", "counters", "leases", "access", "meta")
+TABLES = ("index", "blobs", "refs", "parts", "runs", "counters", "leases", "access", "recent", "meta")
 VARIANT = 16
 CHUNK = MIB
 """Larger rows need that many contiguous free pages, which a used file rarely has."""
@@ -159,8 +161,10 @@ class Transaction:
             return
         self.remove_row("parts", prefix)
         try:
-            kept = {digest for _, digest, readable in unpack_parts(layer, key, data) if readable}
+            parts = unpack_parts(layer, key, data)
         except Damaged:
-            kept = set()  # as above
+            parts = []  # as above
+        recent.forget(self, layer, key, [(name, digest) for name, digest, _ in parts])
+        kept = {digest for _, digest, readable in parts if readable}
         for digest in kept:
             self.release(digest)

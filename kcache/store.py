@@ -45,7 +45,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import database, history, place, room
+from . import database, history, place, recent, room
 from .counters import Stats
 from .database import Database, MapFull, Unreadable
 from .digest import Digest, Key, Part
@@ -228,6 +228,23 @@ class Store:
         rows = unpack_parts(layer, key, data)
         return [Part(name, digest, self.blob(digest) if kept else b"") for name, digest, kept in rows]
 
+    def like(self, layer: str, parts: Iterable[Part]) -> list[Key]:
+        """A bounded number of entries that share a graph, a kernel's name or the layer alone, most alike first."""
+        with self.transaction() as txn:
+            return list(recent.like(txn, layer, [(part.name, part.digest) for part in parts]))
+
+    def part_names(self, layer: str, key: Key) -> list[Part]:
+        """Like `parts`, without the values."""
+        with self.transaction() as txn:
+            data = txn.get("parts", prefix_of(layer, key))
+        return [Part(name, digest) for name, digest, _ in unpack_parts(layer, key, data)] if data else []
+
+    def with_text(self, part: Part) -> Part:
+        """`part` with its value if that is kept, or as it is. Raises `Damaged`."""
+        with self.transaction() as txn:
+            kept = txn.has_frame(part.digest)
+        return Part(part.name, part.digest, self.blob(part.digest)) if kept else part
+
     def scan(self, layer: str = "") -> Iterator[Stored]:
         """Every row of the index (of one layer), in bounded transactions; rows written meanwhile may be missed."""
         prefix = layer.encode() + b"\0" if layer else b""
@@ -298,6 +315,7 @@ class Store:
                 for digest in item.contents:
                     txn.keep(digest, frame_of)
                 if draft.parts and txn.put_new("parts", prefix, pack_parts(draft.layer, draft.key, draft.parts)):
+                    recent.note(txn, draft.layer, draft.key, [(part.name, part.digest) for part in draft.parts])
                     for digest in item.texts:
                         txn.keep(digest, frame_of)
         return outcome
@@ -359,7 +377,7 @@ class Store:
         """Remove every entry. Returns how many there were. Counters and runs stay."""
         with self.transaction(write=True) as txn:
             count = txn.entries("index")
-            for table in ("index", "blobs", "refs", "parts", "access"):
+            for table in ("index", "blobs", "refs", "parts", "access", "recent"):
                 txn.empty(table)
         return count
 

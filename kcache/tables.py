@@ -50,7 +50,7 @@ def parts() -> list[Part]:
         print_ = fingerprint(function)
         if print_.opaque:
             raise Opaque(f"table {name}", print_.opaque[0].name, print_.opaque[0].why)
-        found.append(Part(f"table {name}", print_.digest, print_.text.encode()))
+        found.append(Part(f"table {name}", print_.digest, print_.listing))
     return found
 
 

@@ -110,7 +110,7 @@ def code_parts(graph: Canonical, classes: Iterable[type]) -> list[Part]:
             found = fingerprint(thing)
             if found.opaque:
                 raise found.opaque[0]
-            parts.append(Part(f"{kind} {position} {found.name}", found.digest, found.text.encode()))
+            parts.append(Part(f"{kind} {position} {found.name}", found.digest, found.listing))
             reached += [op for name in found.operators for op in operators.overloads(name)]
     return parts + operators.parts(reached)
 
@@ -126,7 +126,7 @@ def pass_parts() -> list[Part]:
             found = fingerprint(each)
             if found.opaque:
                 raise Opaque(f"pass {name}", found.opaque[0].name, found.opaque[0].why)
-            parts.append(Part(f"pass {name} {position}", found.digest))
+            parts.append(Part(f"pass {name} {position}", found.digest, found.listing))
     return parts
 
 

@@ -98,10 +98,12 @@ def install(patches: Patches, layer: str, owner: Any) -> None:
             save(layer, ours, content)
 
     def _record_result(cls: Any, key: str, local_hit: bool, local_miss: bool, *args: Any, **kwargs: Any) -> None:
-        if parse(key) is not None:
+        if (ours := parse(key)) is not None:
             stats = session.current().stats
             stats.count(layer, "hit" if local_hit else "miss")
-            if local_hit:
+            if not local_hit:
+                session.current().missed(layer, ours, DESCRIPTIONS.get(ours))
+            else:
                 stats.saved(layer, getattr(_local, "cost_ns", 0))
         record(key, local_hit, local_miss, *args, **kwargs)
 

@@ -14,9 +14,12 @@ import sys
 import threading
 from collections.abc import Iterator
 
+from kcache import why
 from kcache.cache import Cache
 from kcache.config import Settings
 from kcache.counters import Stats
+from kcache.digest import Key
+from kcache.key import Description
 
 log = logging.getLogger("kcache")
 
@@ -60,7 +63,19 @@ class Session:
     def bypass(self, layer: str, reason: str) -> None:
         """Count a bypass and say why, one line each."""
         self.stats.count(layer, "bypass", reason=reason)
-        log.info("kcache: %s bypassed: %s", layer, reason)
+        self._note(why.Explained(layer, "bypass", reason=reason))
+
+    def missed(self, layer: str, key: Key, description: Description | None) -> None:
+        """Say why `key` missed, one line in the log; the whole of it in `kcache.explain()`."""
+        try:
+            parts = description.parts if description else ()
+            self._note(why.nearest(self.cache.store, layer, key, parts, description.label if description else ""))
+        except Exception as error:
+            self.trouble(layer, "no explanation", error)
+
+    def _note(self, explained: why.Explained) -> None:
+        why.CURRENT.add(explained)
+        log.info("kcache: %s", explained.line)
 
     def reraise(self) -> None:
         """Raise what `trouble` kept, when strict; called where torch lets exceptions through."""

@@ -1,0 +1,148 @@
+"""The difference of two part lists, down to the helper or the constant that differs.
+
+Pure functions of parts; a part without its text differs by name alone. Parts are matched by
+name. Two fingerprints are walked in step, breadth first, so that the shortest chain to each
+difference is the one that is named.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from .digest import Part
+from .listing import Node, load
+
+SHOWN = 60
+"""Characters of a value that are shown."""
+COMPARED = 400
+"""Lines beyond which two texts are not aligned: `difflib` takes quadratic time."""
+
+
+class Difference(NamedTuple):
+    """Where two keys differ: a chain from the part inward, and the value on each side (empty: it has none)."""
+
+    chain: tuple[str, ...]
+    before: str = ""
+    after: str = ""
+
+    def __str__(self) -> str:
+        place = " → ".join(self.chain)
+        if not self.before and not self.after:
+            return f"{place} differs"
+        return f"{place}: {self.before or '(nothing)'} → {self.after or '(nothing)'}"
+
+
+def differences(before: Iterable[Part], after: Iterable[Part]) -> list[Difference]:
+    """What differs between two part lists, in the order of `after`, then what only `before` has."""
+    old, new = {part.name: part for part in before}, {part.name: part for part in after}
+    found: list[Difference] = []
+    for name, part in new.items():
+        if name not in old:
+            found.append(Difference((short(name),), "", "only now"))
+        elif old[name].digest != part.digest:
+            found += inside(old[name], part)
+    return found + [Difference((short(name),), "only then", "") for name in old if name not in new]
+
+
+def inside(old: Part, new: Part) -> list[Difference]:
+    """What differs inside two parts of one name."""
+    head = short(new.name)
+    if not old.text or not new.text:
+        return [Difference((head,))]
+    before, after = load(old.text), load(new.text)
+    if before is not None and after is not None:
+        return trees(head, before, after) or [Difference((head,))]
+    return lines(head, old.text.decode(errors="replace"), new.text.decode(errors="replace"))
+
+
+def trees(head: str, before: Sequence[Node], after: Sequence[Node]) -> list[Difference]:
+    """What differs between two fingerprints; `head` begins each chain."""
+    found: list[Difference] = []
+    queue: deque[tuple[int, int, tuple[str, ...]]] = deque([(0, 0, (head,))])
+    seen = {(0, 0)}
+    while queue:
+        one, other, chain = queue.popleft()
+        old, new = before[one], after[other]
+        if old.text != new.text:
+            found.append(_own(chain, old, new))
+        for left, right in _pairs(old, new, before, after):
+            if (left, right) not in seen:
+                seen.add((left, right))
+                queue.append((left, right, _longer(chain, after[right].title)))
+    return found
+
+
+def _own(chain: tuple[str, ...], old: Node, new: Node) -> Difference:
+    if new.title.startswith("function ") and _code(old) != _code(new):
+        return Difference((*chain, "code"))  # a plain function stands as bytecode, which says nothing to a reader
+    return Difference(chain, *_first(old.text.split("\n"), new.text.split("\n")))
+
+
+def _code(node: Node) -> list[str]:
+    """The lines of a function that are neither a name's meaning nor a default."""
+    return [row for row in node.text.split("\n") if not row.startswith(("default ", "$")) or " = " not in row]
+
+
+def _pairs(old: Node, new: Node, before: Sequence[Node], after: Sequence[Node]) -> list[tuple[int, int]]:
+    """What the two refer to, matched: in order where their own content is equal, else by title."""
+    if old.text == new.text:
+        return list(zip(old.links, new.links, strict=False))
+    titles = {before[link].title: link for link in old.links}
+    return [(titles[after[link].title], link) for link in new.links if after[link].title in titles]
+
+
+def _longer(chain: tuple[str, ...], title: str) -> tuple[str, ...]:
+    step = short(title)
+    return chain if step == chain[-1] else (*chain, step)
+
+
+def short(title: str) -> str:
+    """A title without its module, its position and its count: `helper _scale` for `helper pkg.mod._scale (2)`."""
+    words = title.split(" ")
+    if len(words) > 2 and words[-1].startswith("(") and words[-1].endswith(")"):
+        words.pop()
+    if len(words) > 2 and words[0] in ("kernel", "function", "class") and words[1].isdigit():
+        words.pop(1)
+    if len(words) > 1 and "::" not in title:
+        words[-1] = words[-1].rpartition(".")[2]
+    return " ".join(words)
+
+
+def lines(head: str, before: str, after: str) -> list[Difference]:
+    """What differs between two texts: settings (`name digest value` a line) by name, others by their first line."""
+    old, new = before.split("\n"), after.split("\n")
+    settings_old, settings_new = _settings(old), _settings(new)
+    if settings_old is None or settings_new is None:
+        return [Difference((head,), *_first(old, new))]
+    names = sorted(n for n in {*settings_old, *settings_new} if settings_old.get(n) != settings_new.get(n))
+    return [Difference((head, n), settings_old.get(n, ("", ""))[1], settings_new.get(n, ("", ""))[1]) for n in names]
+
+
+def _settings(rows: Sequence[str]) -> dict[str, tuple[str, str]] | None:
+    found: dict[str, tuple[str, str]] = {}
+    for row in filter(None, rows):
+        fields = row.split(" ", 2)
+        if len(fields) != 3 or len(fields[1]) != 64:
+            return None
+        found[fields[0]] = (fields[1], fields[2])
+    return found
+
+
+def _first(old: Sequence[str], new: Sequence[str]) -> tuple[str, str]:
+    """The first lines that differ, and how many more do."""
+    if max(len(old), len(new)) > COMPARED:
+        at = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+        return _shown(old[at : at + 1]), _shown(new[at : at + 1])
+    changed = [op for op in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes() if op[0] != "equal"]
+    _, a, b, c, d = changed[0]
+    more = sum(max(y - x, w - z) for _, x, y, z, w in changed) - 1
+    after = _shown(new[c:d])
+    return _shown(old[a:b]), f"{after} (and {more} more lines)" if more else after
+
+
+def _shown(rows: Sequence[str]) -> str:
+    text = rows[0].strip() if rows else ""
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"

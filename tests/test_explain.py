@@ -1,0 +1,122 @@
+"""`kcache.explain()`: a miss names what differs from the nearest stored entry, a bypass the name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcache import why
+from kcache.digest import Key, Part
+from kcache.draft import Draft
+from kcache.recent import KEPT
+from kcache.store import Store
+
+
+def parts(**values: str) -> list[Part]:
+    return [Part.of(name.replace("_", " "), value) for name, value in values.items()]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store.open(tmp_path / "s")
+    yield opened
+    opened.close()
+
+
+def put(store: Store, *lists: list[Part]) -> None:
+    assert store.write([Draft("fx", Key.of(each), b"v", parts=each) for each in lists]) == [""] * len(lists)
+
+
+def test_the_entry_with_most_equal_parts_is_nearest(store: Store) -> None:
+    far, near = parts(graph="a", config="x", device="x"), parts(graph="a", config="1", device="1")
+    put(store, near, far)
+    asked = parts(graph="a", config="1", device="2")
+    found = why.nearest(store, "fx", Key.of(asked), asked)
+    assert found.against == Key.of(near)
+    assert [d.chain for d in found.differs] == [("device",)]
+
+
+def test_an_entry_of_the_same_kernel_is_found_behind_many_others(store: Store) -> None:
+    """The index keeps few keys a row, and has a row for each kernel's name."""
+    old = parts(graph="g", kernel_0_norm="1")
+    put(store, old, *[parts(graph=f"other {n}") for n in range(2 * KEPT)])
+    asked = parts(graph="h", kernel_0_norm="2")
+    assert why.nearest(store, "fx", Key.of(asked), asked).against == Key.of(old)
+
+
+def test_a_removed_entry_is_not_compared_with(store: Store) -> None:
+    old = parts(graph="g")
+    put(store, old)
+    assert store.delete([stored.id for stored in store.scan()]) == 1
+    assert store.like("fx", old) == []
+    found = why.nearest(store, "fx", None, old)
+    assert found.against is None and "no entry" in found.line
+
+
+def test_guards_that_do_not_hold_are_the_reason(store: Store) -> None:
+    old = parts(graph="g")
+    put(store, old)
+    assert "guards" in why.nearest(store, "fx", Key.of(old), old).line
+
+
+def test_the_journal_is_bounded() -> None:
+    journal = why.Journal(limit=2)
+    for n in range(3):
+        journal.add(why.Explained("fx", "bypass", reason=str(n)))
+    assert [each.reason for each in journal.report()] == ["1", "2"]
+    assert str(why.Journal().report()) == "No miss and no bypass."
+
+
+# --- real compiles ---
+
+BACKWARD = """
+import torch
+SLOPE = {slope}
+@torch.library.custom_op("explained::square", mutates_args=())
+def square(x: torch.Tensor) -> torch.Tensor:
+    return x @ x
+@square.register_fake
+def _(x):
+    return torch.empty_like(x)
+def backward(ctx, grad):
+    return {body}
+square.register_autograd(backward)
+"""
+
+
+def test_an_edited_constant_of_a_backward_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """The chain ends at the constant, in `explain()` and in one line of the log."""
+    torch = pytest.importorskip("torch")
+    import kcache
+    from kcache.hooks import session
+
+    def run(slope: float, body: str = "grad * SLOPE") -> Any:
+        torch._dynamo.reset()
+        space: dict[str, Any] = {"__name__": "explained"}
+        exec(BACKWARD.format(slope=slope, body=body), space)
+        x = torch.ones(4, 4, requires_grad=True)
+        torch.compile(lambda x: space["square"](x))(x).sum().backward()
+        return x.grad
+
+    kcache.enable()
+    try:
+        assert torch.equal(run(2.0), torch.full((4, 4), 2.0))
+        assert session.current().cache.flush()
+        before = len(kcache.explain())
+        with caplog.at_level(logging.INFO, logger="kcache"):
+            assert torch.equal(run(3.0), torch.full((4, 4), 3.0))
+        missed = [each for each in kcache.explain()[before:] if each.layer == "aot"]
+        assert [str(d) for d in missed[0].differs] == [
+            "operator explained::square backward_fn → function backward → constant SLOPE: 2.0 → 3.0"
+        ]
+        assert session.current().cache.flush()
+        assert torch.equal(run(3.0, "grad * SLOPE + 1"), torch.full((4, 4), 4.0))
+        last = [each for each in kcache.explain() if each.layer == "aot"][-1]
+        assert [d.chain[-2:] for d in last.differs] == [("function backward", "code")]
+        assert any("constant SLOPE: 2.0 → 3.0" in record.getMessage() for record in caplog.records)
+    finally:
+        kcache.disable()
