@@ -1,11 +1,13 @@
 """First training step on a GPU: cold and warm, stock and kcache, in fresh processes of one run.
 
-    python bench/gpu_step.py [--kinds plain,liger] [--runs 3] [--json FILE]
+    python bench/gpu_step.py [--kinds plain,liger,delta_rule] [--runs 3] [--json FILE]
 
 Warm stock has its directories intact; warm kcache has every directory but its store
 empty. Every start of `ptxas` by any process, workers included, is counted through a
 wrapper that logs and then runs the real one. Exit status 1 if a warm kcache run misses,
 starts `ptxas`, or differs from its cold run in a bit of the loss or of a gradient's sum.
+Where kernels were autotuned, stock also runs with kcache's winners as the only configs, and
+must then give the same bits.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-PROGRAM = Path(__file__).parent / "programs" / "gpt.py"
+PROGRAMS = Path(__file__).parent / "programs"
 MODES = ("stock", "kcache")
 
 
@@ -52,14 +54,15 @@ def counted_ptxas(root: Path) -> tuple[dict[str, str], Path]:
     return {"TRITON_PTXAS_PATH": str(wrapper)}, log
 
 
-def run(mode: str, kind: str, root: Path) -> dict[str, Any]:
+def run(mode: str, kind: str, root: Path, **more: str) -> dict[str, Any]:
     """One fresh process; its result, the starts of ptxas and what lies on disk afterwards."""
     caches = directories(root)
     tool, log = counted_ptxas(root)
     log.unlink(missing_ok=True)
-    env = {**os.environ, **caches, **tool}
+    env = {**os.environ, **caches, **tool, **more}
+    program = PROGRAMS / ("delta_rule.py" if kind == "delta_rule" else "gpt.py")
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), mode, kind], env=env, capture_output=True, text=True, timeout=400
+        [sys.executable, str(program), mode, kind], env=env, capture_output=True, text=True, timeout=400
     )
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):
@@ -94,6 +97,20 @@ def measure(kind: str, runs: int, root: Path) -> dict[str, Any]:
     found["ratio_first_step"] = found["kcache"]["warm_first_step_s"] / found["stock"]["warm_first_step_s"]
     found["ratio_cold"] = found["kcache"]["cold"]["first_step_s"] / found["stock"]["cold"]["first_step_s"]
     found["problems"] = problems(found)
+    if "winners" in found["kcache"]["cold"]:
+        found["pinned"] = pinned(found["kcache"]["cold"], kind, root)
+        found["problems"] += found["pinned"]["problems"]
+    return found
+
+
+def pinned(ours: dict[str, Any], kind: str, root: Path) -> dict[str, Any]:
+    """A stock run with the winners of `ours` as the only configs, and in what it differs from `ours`."""
+    file = root / "winners.json"
+    file.write_text(json.dumps(ours["winners"]))
+    found = run("stock", kind, root / "pinned", PINNED=str(file))
+    same = (found["loss"], found["gradients"]) == (ours["loss"], ours["gradients"])
+    found["problems"] = [] if same else ["values differ from stock's with the same winners"]
+    found["problems"] += [f"{name}: not the fastest by its timings" for name in ours["odd"]]
     return found
 
 

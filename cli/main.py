@@ -15,6 +15,7 @@ import click
 COMMANDS = {
     "stats": ("show", "What is in the store, what was hit, and what it saved."),
     "purge": ("maintain", "Remove entries."),
+    "compile": ("compile", "Build the store's Triton kernels for a GPU that need not be here."),
 }
 """Name of each command, the module of this package that holds it, and its one line of help."""
 
@@ -29,7 +30,7 @@ class Group(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f".{COMMANDS[cmd_name][0]}", __package__)
-        command = getattr(module, cmd_name)
+        command = getattr(module, cmd_name, None) or getattr(module, f"{cmd_name}_")
         assert isinstance(command, click.Command)
         return command
 

@@ -26,7 +26,7 @@ from .counters import CURRENT, Stats
 from .digest import Key, Part
 from .draft import Draft
 from .entry import Record
-from .errors import Damaged, KcacheError
+from .errors import Damaged, KcacheError, reason_of
 from .rows import index_row
 from .store import Store
 from .writer import Writer
@@ -241,7 +241,7 @@ class Cache:
             return otherwise
 
     def _failed(self, layer: str, error: Exception) -> None:
-        self.stats.count(layer, "error", reason=f"read: {type(error).__name__}")
+        self.stats.count(layer, "error", reason=f"read: {reason_of(error)}")
         if self.settings.strict:
             raise error
         if not self._warned:

@@ -68,6 +68,13 @@ def _parse_dir(value: object) -> Path:
     return path
 
 
+def _parse_jobs(value: object) -> int:
+    jobs = int(value)  # type: ignore[call-overload]
+    if jobs < 0:
+        raise ValueError("expected a number of processes, or 0 to follow the machine's cores")
+    return jobs
+
+
 class Setting(NamedTuple):
     """One setting: its name, environment variable, reader, default and one sentence."""
 
@@ -85,6 +92,7 @@ SETTINGS = (
     Setting("strict", "KCACHE_STRICT", _parse_bool, False, "raise instead of falling back to stock behaviour"),
     Setting("link", "KCACHE_LINK", _parse_link, "auto", "auto: compile kernels from their linked source; off: do not"),
     Setting("key_env", "KCACHE_KEY_ENV", _parse_names, (), "further environment variables that belong to every key"),
+    Setting("jobs", "KCACHE_JOBS", _parse_jobs, 0, "processes that compile variants; 0 follows the cores, 1 uses none"),
 )
 
 
@@ -98,6 +106,7 @@ class Settings:
     enabled: bool = True
     link: str = "auto"
     key_env: tuple[str, ...] = ()
+    jobs: int = 0
     origins: dict[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod

@@ -32,6 +32,7 @@ LAYERS = (
     Layer("aot", "AOTAutograd results, forward and backward"),
     Layer("fx", "compiled FX graphs"),
     Layer("triton", "Triton kernels: cubin, metadata and intermediate forms"),
+    Layer("recipe", "how Triton kernels were compiled, for compiling them again"),
     Layer("tune", "autotune results"),
     Layer("cpp", "shared objects of the C++ backend"),
     Layer("code", "generated Python modules"),

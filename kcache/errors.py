@@ -26,7 +26,14 @@ class ConfigError(KcacheError):
 
 
 class StoreError(KcacheError):
-    """The store cannot be opened or written. The message says what to do."""
+    """The store cannot be opened or written. The message says what to do.
+
+    `reason` is a word or two to count it under: `busy`, `disk-full`, `read-only`; without one, the type's name.
+    """
+
+    def __init__(self, message: str, *, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason or type(self).__name__
 
 
 class NewerStore(StoreError):
@@ -68,3 +75,8 @@ class Opaque(KcacheError):
 
 class ShapeError(KcacheError):
     """A seam's target is missing or has another signature in the torch or Triton at hand."""
+
+
+def reason_of(error: BaseException) -> str:
+    """What to count `error` under: its own reason, else the name of its type."""
+    return getattr(error, "reason", "") or type(error).__name__

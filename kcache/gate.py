@@ -28,16 +28,16 @@ class Gate:
         self._in_child = in_child
         self._change = threading.Condition()
         self._inside = 0
-        self._forking = False
+        self._closed = False
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(before=self._before, after_in_parent=self._parent, after_in_child=self._child)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Wait for a fork that is under way, then hold off the next one until the block ends."""
+        """Wait for a fork or an `alone` that is under way, then hold off the next one until the block ends."""
         change = self._change
         with change:
-            while self._forking:
+            while self._closed:
                 change.wait()
             self._inside += 1
         try:
@@ -47,20 +47,36 @@ class Gate:
                 self._inside -= 1
                 change.notify_all()
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until nobody is inside, and keep others out until the block ends. Not from inside."""
+        with self._change:
+            self._change.wait_for(lambda: not self._closed)
+            self._closed = True
+            self._change.wait_for(lambda: self._inside == 0)
+        try:
+            yield
+        finally:
+            self._open()
+
     def _before(self) -> None:
         self.lock.acquire()
         with self._change:
-            self._forking = True
+            self._change.wait_for(lambda: not self._closed, timeout=FORK_WAIT)
+            self._closed = True
             self._change.wait_for(lambda: self._inside == 0, timeout=FORK_WAIT)
 
-    def _parent(self) -> None:
+    def _open(self) -> None:
         with self._change:
-            self._forking = False
+            self._closed = False
             self._change.notify_all()
+
+    def _parent(self) -> None:
+        self._open()
         self.lock.release()
 
     def _child(self) -> None:
         inside = self._inside
         self.lock, self._change = threading.RLock(), threading.Condition()
-        self._inside, self._forking = 0, False
+        self._inside, self._closed = 0, False
         self._in_child(inside)

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from .counters import Stats
 from .digest import Key
 from .draft import Draft
+from .errors import reason_of
 from .store import Store
 from .units import MIB
 
@@ -203,7 +204,7 @@ class Writer:
             self._failed(error, ())
 
     def _failed(self, error: Exception, batch: Sequence[Draft]) -> None:
-        reason = f"write: {type(error).__name__}"
+        reason = f"write: {reason_of(error)}"
         for layer in [draft.layer for draft in batch] or ["store"]:
             self._stats.count(layer, "error", reason=reason)
         if self._strict:

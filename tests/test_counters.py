@@ -90,5 +90,5 @@ def test_report():
 
 
 def test_tables_name_each_thing_once():
-    assert len({layer.id for layer in LAYERS}) == len(LAYERS) == 8
+    assert len({layer.id for layer in LAYERS}) == len(LAYERS) == 9
     assert len({counter.id for counter in COUNTERS}) == len(COUNTERS)

@@ -650,7 +650,9 @@ class Twist(CustomGraphPass):
         return "twist"
 
 
-def gradient(passes: tuple[bool, bool], options: bool = False, between: Callable[[], Any] | None = None) -> torch.Tensor:
+def gradient(
+    passes: tuple[bool, bool], options: bool = False, between: Callable[[], Any] | None = None
+) -> torch.Tensor:
     """Gradient of a product, the forward compiled under one pass and the backward under another."""
     forget()
     x = A.clone().requires_grad_()

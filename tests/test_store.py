@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kcache import errors, place, rows, store
+from kcache import database, errors, place, room, rows, store
 from kcache.counters import Stats
 from kcache.digest import Digest, Key, Part
 from kcache.draft import Draft
@@ -63,7 +63,7 @@ def run(code: str, *args: object) -> subprocess.Popen:
 
 def test_directory_is_made_whole_and_private(opened, tmp_path):
     assert sorted(os.listdir(tmp_path / "s")) == ["v1"]
-    assert sorted(os.listdir(opened.home)) == ["CACHEDIR.TAG", "README", "data.mdb", "lock.mdb"]
+    assert sorted(os.listdir(opened.home)) == ["CACHEDIR.TAG", "README", "data.mdb", "holders", "lock.mdb"]
     assert stat.S_IMODE(opened.home.stat().st_mode) == 0o700
     assert (opened.home / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55")
     assert (opened.home / "README").read_text().count("\n") == 4
@@ -206,7 +206,7 @@ def test_parts_come_back_and_leave_with_the_entry(opened):
     assert opened.parts("aot", key("a")) == []
     opened.delete([item.id for item in opened.scan()])
     assert opened.parts("fx", key("a")) == []
-    with opened._transaction() as txn:
+    with opened.transaction() as txn:
         assert {table: txn.entries(table) for table in rows.TABLES} == dict.fromkeys(rows.TABLES, 0) | {"meta": 1}
 
 
@@ -363,7 +363,7 @@ def test_nothing_reads_the_files_while_the_store_is_open():
     """Closing a descriptor of lock.mdb would drop LMDB's locks: two modules name the files, for `stat`."""
     package = Path(store.__file__).parent
     named = {p.name for p in package.glob("*.py") if ".mdb" in p.read_text()}
-    assert named <= {"store.py", "place.py"}
+    assert named <= {"store.py", "place.py", "database.py", "holders.py"}
     for module in (store, place):
         assert "open(home / " not in Path(module.__file__).read_text()
 
@@ -376,13 +376,13 @@ def test_live_bytes_stay_below_the_limit(tmp_path):
     opened = Store.open(tmp_path / "s", max_size=limit)
     for n in range(60):
         assert opened.write([draft(n, os.urandom(MIB), created_ns=n)]) == [""]
-        assert opened.live_bytes() <= store.FILL * limit
+        assert opened.live_bytes() <= room.FILL * limit
     assert value_of(opened, 59) is not None
     assert value_of(opened, 0) is None
     assert opened.size_on_disk() <= limit
     assert opened.write([draft("huge", os.urandom(4 * MIB))]) == ["too-large"]
     assert opened.write([draft(("batch", n), os.urandom(MIB), created_ns=100 + n) for n in range(20)]) == [""] * 20
-    assert opened.live_bytes() <= store.FILL * limit
+    assert opened.live_bytes() <= room.FILL * limit
     assert value_of(opened, ("batch", 19)) is not None
     opened.close()
 
@@ -410,8 +410,8 @@ def test_touch_writes_at_most_once_an_hour(opened):
 
 
 def test_full_map_evicts_then_skips(tmp_path, monkeypatch):
-    real = store._open_lmdb
-    monkeypatch.setattr(store, "_open_lmdb", lambda home, size, *, readonly: real(home, 4 * MIB, readonly=readonly))
+    real = database._open_lmdb
+    monkeypatch.setattr(database, "_open_lmdb", lambda home, size, *, readonly: real(home, 4 * MIB, readonly=readonly))
     opened = Store.open(tmp_path / "s", max_size=GIB)
     results = [opened.write([draft(n, os.urandom(MIB // 2), created_ns=n)]) for n in range(20)]
     assert results == [[""]] * 20
@@ -425,7 +425,7 @@ import resource
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 s = Store.open(Path(sys.argv[1]))
 assert s.write([Draft("fx", key(1), b"x")]) == [""]
-print(s._environment.env.info()["map_size"])
+print(s._database.env.info()["map_size"])
 """
     process = run(code, tmp_path / "s")
     out, _ = process.communicate(timeout=20)

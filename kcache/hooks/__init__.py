@@ -25,10 +25,13 @@ from kcache.hooks.patch import Patches
 
 log = logging.getLogger("kcache")
 
-SEAMS = ("host", "lift", "aot", "fx", "pool", "printed", "kernels", "triton", "tune", "cpp", "code", "fresh")
+SEAMS = (
+    "host", "lift", "aot", "fx", "pool", "printed", "kernels", "triton", "variants", "worker", "tune", "cpp", "code",
+    "fresh",
+)  # fmt: skip
 """In the order in which they are installed; `disable()` undoes them in the opposite order."""
 
-_NEED_TRITON = ("printed", "kernels", "triton")
+_NEED_TRITON = ("printed", "kernels", "triton", "variants", "worker")
 _lock = threading.RLock()
 _patches = Patches()
 
@@ -40,6 +43,7 @@ def enable(
     key_env: Sequence[str] | None = None,
     strict: bool | None = None,
     link: str | None = None,
+    jobs: int | None = None,
 ) -> bool:
     """Switch kcache on for this process; call it before the first compile.
 
@@ -49,7 +53,7 @@ def enable(
     `KCACHE=0` in the environment switches it off whatever the program says: False, silently.
     A second call changes nothing and returns True. Thread-safe.
     """
-    given = {"dir": dir, "max_size": max_size, "key_env": key_env, "strict": strict, "link": link}
+    given = {"dir": dir, "max_size": max_size, "key_env": key_env, "strict": strict, "link": link, "jobs": jobs}
     with _lock:
         if session.CURRENT is not None:
             return True

@@ -10,7 +10,9 @@ Kernels that Inductor prints into generated modules go by their text (`kcache.ho
 
 from __future__ import annotations
 
+import hashlib
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 from kcache import constants
@@ -22,6 +24,23 @@ from kcache.hooks.patch import Patches, require
 
 _local = threading.local()
 
+
+@dataclass(frozen=True)
+class Asked:
+    """The last key that Triton asked for in a thread, and what of."""
+
+    hash: str
+    source: Any
+    """Triton's `ASTSource`, or the source of an IR file."""
+    identity: str
+    """What stands for the source in the key."""
+    backend: Any
+    options: Any
+    environment: dict[str, str]
+    user: bool
+    """Whether it is a kernel that the program itself launches."""
+
+
 GENERATED = "torch._inductor.runtime.compile_tasks."
 """Module names of what Inductor generates begin so."""
 
@@ -30,33 +49,57 @@ def install(patches: Patches) -> None:
     """Install the seams; raises `ShapeError` where torch or Triton look otherwise."""
     from triton.runtime import cache
 
+    require(cache, "_base32", ("key",))
     require(cache, "get_cache_key", ("src", "backend", "backend_options", "env_vars"))
     key_of = cache.get_cache_key
 
     def get_cache_key(src: Any, backend: Any, backend_options: Any, env_vars: Any) -> str:
-        theirs = key_of(src, backend, backend_options, env_vars)
-        _local.stored = True
-        if not is_user_source(src):
-            return theirs  # type: ignore[no-any-return]
+        _local.asked = None
+        key = key_of(src, backend, backend_options, env_vars)
+        user = is_user_source(src)
         try:
-            ours = source_key(src, located=bool(getattr(backend_options, "debug", False)))
+            identity = src.hash()
+            if user:
+                identity = source_key(src, located=bool(getattr(backend_options, "debug", False))).hex
+                settings = f"{backend.hash()}-{backend_options.hash()}-{sorted(env_vars.items())}"
+                key = f"{cache.triton_key()}-{identity}-{settings}"
         except Opaque as opaque:
-            _local.stored = False
             session.current().bypass("triton", str(opaque))
-            return theirs  # type: ignore[no-any-return]
+            return key  # type: ignore[no-any-return]
         except Exception as error:
-            _local.stored = False
             session.current().trouble("triton", "key failed", error)
-            return theirs  # type: ignore[no-any-return]
-        rest = f"{backend.hash()}-{backend_options.hash()}-{sorted(env_vars.items())}"
-        return f"{cache.triton_key()}-{ours.hex}-{rest}"
+            return key  # type: ignore[no-any-return]
+        digest = hashlib.sha256(key.encode()).hexdigest()
+        _local.asked = Asked(digest, src, identity, backend, backend_options, dict(env_vars), user)
+        return key  # type: ignore[no-any-return]
 
     patches.replace(cache, "get_cache_key", get_cache_key, by_value=True)
 
 
-def stored() -> bool:
-    """Whether the compile whose key this thread made last may be kept in the store."""
-    return getattr(_local, "stored", True)
+def ask(source: Any, backend: Any, options: Any) -> Asked | None:
+    """What Triton would ask for to compile `source`; None where that cannot be followed."""
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+    from triton.runtime import cache
+
+    cache.get_cache_key(source, backend, options, get_cache_invalidating_env_vars())
+    return last()
+
+
+def asked(folder: str) -> Asked | None:
+    """What this thread asked for last, if its folder in Triton's cache is `folder` and it can be followed."""
+    found = last()
+    return found if found is not None and _folder(found.hash) == folder else None
+
+
+def last() -> Asked | None:
+    """What this thread asked for last, if that can be followed."""
+    return getattr(_local, "asked", None)
+
+
+def _folder(digest: str) -> str:
+    from triton.runtime import cache
+
+    return cache._base32(digest)  # type: ignore[no-any-return]
 
 
 def is_user_source(src: Any) -> bool:

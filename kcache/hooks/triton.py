@@ -11,8 +11,6 @@ without kcache would stumble over it.
 
 from __future__ import annotations
 
-import json
-import os
 import platform
 import sys
 from pathlib import Path
@@ -20,8 +18,9 @@ from typing import Any
 
 from triton.runtime.cache import FileCacheManager
 
+from kcache import group
 from kcache.digest import Key, Part
-from kcache.hooks import kernels, session
+from kcache.hooks import kernels, recipes, session, variants
 from kcache.hooks.patch import Patches, require
 
 GROUP = "__grp__"
@@ -67,11 +66,12 @@ class Manager(FileCacheManager):  # type: ignore[misc]
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
         super().__init__(key, override=override, dump=dump)
-        self._in_store = kernels.stored() and session.caching() and not (override or dump)
+        self._caching = session.caching() and not (override or dump)
+        self._asked = kernels.asked(key) if self._caching else None
 
     def get_file(self, filename: str) -> str | None:
         path = super().get_file(filename)
-        if not self._in_store or filename.startswith(GROUP) or not _is_module(filename):
+        if not self._caching or not _is_module(filename):
             return path  # type: ignore[no-any-return]
         if path is not None:
             session.current().stats.count("triton", "hit")
@@ -81,40 +81,45 @@ class Manager(FileCacheManager):  # type: ignore[misc]
 
     def get_group(self, filename: str) -> dict[str, str] | None:
         found = super().get_group(filename)
-        if not self._in_store:
+        if self._asked is None:
             return found  # type: ignore[no-any-return]
         if found and filename in found:
             session.current().stats.count("triton", "hit")
             return found  # type: ignore[no-any-return]
+        if (made := variants.arrived(self._asked.hash)) is not None:
+            session.current().stats.count("triton", "miss", reason="compiled in a worker")
+            self.put_group(filename, {name: super(Manager, self).put(data, name) for name, data in made.items()})
+            return super().get_group(filename)  # type: ignore[no-any-return]
         self._materialise(filename)
         return super().get_group(filename)  # type: ignore[no-any-return]
 
+    def known(self, filename: str) -> bool:
+        """Whether the group is at hand, here or in the store. Counts nothing and reads no artifact."""
+        found = super().get_group(filename)
+        if found and filename in found:
+            return True
+        return bool(session.current().cache.candidates("triton", _key_of(self.key, filename)))
+
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
         path = super().put(data, filename, binary)
-        if self._in_store and _is_module(filename):
+        if self._caching and _is_module(filename):
             self._store(filename, {filename: Path(path).read_bytes()})
         return path  # type: ignore[no-any-return]
 
-    def put_group(self, filename: str, group: dict[str, str]) -> str:
-        path = super().put_group(filename, group)
-        if self._in_store:
-            self._store(filename, {name: Path(p).read_bytes() for name, p in group.items()})
+    def put_group(self, filename: str, files: dict[str, str]) -> str:
+        path = super().put_group(filename, files)
+        if self._asked is not None:
+            self._store(filename, {name: Path(p).read_bytes() for name, p in files.items()})
+            recipes.keep(self._asked, _key_of(self.key, filename))
         return path  # type: ignore[no-any-return]
-
-    def _key(self, filename: str) -> Key:
-        parts = [Part.of("layer", "triton"), Part.of("hash", self.key), Part.of("file", filename)]
-        if _is_module(filename):  # Triton's key of a C module names neither libc nor Python
-            built = f"{sys.implementation.cache_tag} {platform.libc_ver()} {platform.machine()}"
-            parts.append(Part.of("built for", built))
-        return Key.of(parts)
 
     def _materialise(self, filename: str) -> None:
         active = session.current()
         try:
-            value = active.cache.get("triton", self._key(filename))
+            value = active.cache.get("triton", _key_of(self.key, filename))
             if value is None:
                 return
-            members = unpack(value)
+            members = group.unpack(value)
             paths = {name: super(Manager, self).put(data, name, binary=True) for name, data in members.items()}
             if not _is_module(filename):
                 super().put_group(filename, paths)
@@ -125,31 +130,19 @@ class Manager(FileCacheManager):  # type: ignore[misc]
         active = session.current()
         try:
             label = Path(filename).stem
-            value, pieces = pack(members), tuple(members.values())
-            active.cache.put("triton", self._key(filename), value, label=label, pieces=pieces)
+            value, pieces = group.pack(members), tuple(members.values())
+            active.cache.put("triton", _key_of(self.key, filename), value, label=label, pieces=pieces)
         except Exception as error:
             active.trouble("triton", "save failed", error)
 
 
+def _key_of(folder: str, filename: str) -> Key:
+    if not _is_module(filename):
+        return group.key_of(folder, filename)
+    # Triton's key of a C module names neither libc nor Python
+    built = f"{sys.implementation.cache_tag} {platform.libc_ver()} {platform.machine()}"
+    return group.key_of(folder, filename, Part.of("built for", built))
+
+
 def _is_module(filename: str) -> bool:
     return filename.endswith((".so", ".pyd", ".dylib"))
-
-
-def pack(members: dict[str, bytes]) -> bytes:
-    """Files as one value: a JSON line of names and lengths, then their bytes in that order."""
-    head = json.dumps([[name, len(data)] for name, data in members.items()]).encode()
-    return head + b"\n" + b"".join(members.values())
-
-
-def unpack(value: bytes) -> dict[str, bytes]:
-    """Inverse of `pack`. Raises `ValueError` where lengths do not add up."""
-    head, _, body = value.partition(b"\n")
-    members, at = {}, 0
-    for name, length in json.loads(head):
-        if os.path.basename(name) != name:
-            raise ValueError(f"{name!r} is not a plain file name")
-        members[name] = body[at : at + length]
-        at += length
-    if at != len(body):
-        raise ValueError(f"{len(body)} bytes where {at} are named")
-    return members
