@@ -1,6 +1,6 @@
 """What a key of one kernel costs: `python bench/key_time.py --json FILE [--runs 5] [liger_kernel fla]`.
 
-Every kernel of the packages that `make corpus` installs is asked for its key, one after another, on a machine that need
+Every Triton kernel of the packages that `make corpus` installs is asked for its key, one after another, on a machine that need
 not have a GPU. Each run of each of these is a fresh process; they take turns:
 
     kcache, never seen    `kcache.fingerprint` with an empty store
@@ -69,7 +69,9 @@ def child(side: str, packages: list[str]) -> None:
         kernels |= load(located(package), package)[0]
     ask = asker(side)
     times = {}
-    for name, (_, kernel) in kernels.items():
+    for name, (described, kernel) in kernels.items():
+        if described.language != "Triton":
+            continue
         if side == "linker":
             kcache.fingerprint(kernel)
         taken = []

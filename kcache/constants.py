@@ -227,6 +227,8 @@ def _library_writer(cls: type, module: str) -> Writer | None:
             return _constexpr
         if hasattr(cls, "is_dtype") or cls.__name__.endswith("_type"):
             return lambda e, v: f"tl.{cls.__name__}({str(v)!r})"
+    if module.startswith("triton._C.") and hasattr(cls, "__members__"):  # an enumeration written in C++
+        return lambda e, v: f"{named(cls)}.{v.name}"
     if module == "numpy" and hasattr(cls, "tobytes"):
         return _numpy
     if module in ("typing", "types") and (cls.__name__.endswith("Alias") or cls.__name__ in _TYPING):

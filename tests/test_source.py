@@ -161,8 +161,8 @@ SAME = {
 }
 if sys.version_info[:2] != (3, 12):  # which turns jumps around as well
     SAME["comprehension"] = (
-        "def fn(x):\n    return [y for y in x if (y.a or y.b) and (y.c or y.d)]",
-        "def fn(x):\n    return [\n        y for y in x\n        if (y.a or y.b)\n        and (y.c or y.d)\n    ]",
+        "def fn(x):\n    return [y for y in x if y.a and y.b == 1 and y.c == 1]",
+        "def fn(x):\n    return [\n        y for y in x\n        if y.a\n        and y.b == 1\n        and y.c == 1\n    ]",
     )
 DIFFERENT = {
     "constant": ("def fn(x):\n    return x + 1", "def fn(x):\n    return x + 2"),

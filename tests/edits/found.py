@@ -15,3 +15,4 @@ def atom(name: str, value: str, pre: str, old: str, new: str, **keywords: str) -
 
 
 atom("Python function of Triton's", "scale(x)", jit("x.to(tl.core.get_int_dtype({}, True))"), "16", "32")
+atom("enumeration of Triton's", "tl.maximum(x, y, propagate_nan=tl.PropagateNan.{})", "", "ALL", "NONE")
