@@ -31,6 +31,9 @@ VERSION = f"bytecode 2 {sys.version_info[0]}.{sys.version_info[1]}"
 IMPORT = "import "
 """Prefix of a reference's root that is a module imported in the body, not a name."""
 
+LITERAL = "("
+"""Prefix of a last attribute that is none: the string that the chain is called or indexed with where it stands."""
+
 _FLAGS = (
     inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
     | inspect.CO_ITERABLE_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -143,6 +146,7 @@ class _Lister:
         if root is not None:
             end, attrs = _attributes(here.steps, at + 1)
             end, attrs = self.literal_getattr(here.steps, at, end, attrs)
+            attrs += _literal(here.steps, end, (root.root, *root.attrs, *attrs)[-1])
             self.lines.append(f"{here.indent}  {self.ref(Ref(root.root, root.attrs + attrs))}")
             return end
         self.lines.append(f"{here.indent}  {s.op} {self.argument(s, here)}".rstrip())
@@ -274,6 +278,32 @@ def _attributes(steps: list[_Step], at: int) -> tuple[int, tuple[str, ...]]:
         attrs.append(steps[at].value)
         at += 1
     return at, tuple(attrs)
+
+
+def _literal(steps: list[_Step], at: int, last: str) -> tuple[str, ...]:
+    """The string in `environ["X"]`, `environ.get("X", …)` or `getenv("X", …)`, whose load ends at `at`.
+
+    Without keywords, and with nothing but one load in place of the default value.
+    """
+    at += steps[at].op == "PUSH_NULL"
+    after = [s for s in steps[at : at + 4] if s.op != "PRECALL"]
+    if after[0].op != "LOAD_CONST" or not isinstance(after[0].value, str) or any(s.target for s in after[:3]):
+        return ()
+    if last == "environ":
+        found = after[1].op == "BINARY_SUBSCR" or (after[1].op == "BINARY_OP" and after[1].number == _SUBSCRIPT)
+    elif last in ("get", "getenv"):  # what is called with so many arguments is what was loaded before them
+        found = _calls(after[1], 1) or (after[1].op.startswith("LOAD_") and _calls(after[2], 2))
+    else:
+        found = False
+    return (LITERAL + after[0].value,) if found else ()
+
+
+_SUBSCRIPT = 26
+"""Argument of `BINARY_OP` for `a[b]`, which is an instruction of its own before Python 3.14."""
+
+
+def _calls(s: _Step, arguments: int) -> bool:
+    return s.op in ("CALL", "CALL_FUNCTION", "CALL_METHOD") and s.number == arguments
 
 
 def _imported(steps: list[_Step]) -> dict[str, Ref]:

@@ -157,19 +157,26 @@ def _namespace(e: _Encoder, v: Any) -> str:
     return f"namespace({_dict(e, vars(v))})"
 
 
+def _proxy(e: _Encoder, v: Any) -> str:
+    return f"mappingproxy({_dict(e, v)})"
+
+
 def _namedtuple(e: _Encoder, v: Any) -> str:
     return f"{type(v).__qualname__}({e.fields(v._fields, v)})"
 
 
 def _dataclass(e: _Encoder, v: Any) -> str:
-    if e.watch is not None and hasattr(v, "__dict__"):
-        e.watch.dictionary(vars(v))
+    if e.watch is not None:
+        names = [f.name for f in dataclasses.fields(v)]
+        e.watch.content(v, lambda v: [getattr(v, name) for name in names])
     return f"{type(v).__qualname__}({e.fields([f.name for f in dataclasses.fields(v)], v)})"
 
 
 def _numpy(e: _Encoder, v: Any) -> str:
     if v.dtype.hasobject:
         raise Opaque("constant", "numpy array", "it holds Python objects")
+    if e.watch is not None and v.flags.writeable:
+        e.watch.call(v.tobytes)
     data = hashlib.sha256(v.tobytes()).hexdigest() if v.size > 1 else v.tobytes().hex()
     return f"numpy {type(v).__name__} {v.dtype.str}{list(v.shape)} {data} {v.item() if v.size == 1 else ''}".rstrip()
 
@@ -190,7 +197,7 @@ _WRITERS: dict[type, Writer] = {
     slice: lambda e, v: f"slice({e.items((v.start, v.stop, v.step))})",
     range: lambda e, v: repr(v),
     types.SimpleNamespace: _namespace,
-    types.MappingProxyType: lambda e, v: f"mappingproxy({{{e.pairs(v)}}})",
+    types.MappingProxyType: _proxy,
     re.Pattern: lambda e, v: f"pattern({v.pattern!r}, {v.flags})",
 }
 
@@ -209,7 +216,7 @@ def _other_writer(cls: type) -> Writer | None:
         return _namedtuple if hasattr(cls, "_fields") else _subclass_of(tuple)
     if dataclasses.is_dataclass(cls):
         return _dataclass
-    if issubclass(cls, pathlib.PurePath):
+    if issubclass(cls, pathlib.PurePath) and not issubclass(cls, pathlib.Path):  # one that reads no file system
         return lambda e, v: f"path({str(v)!r})"
     if issubclass(cls, logging.Logger):
         return lambda e, v: f"logger({v.name!r})"

@@ -6,8 +6,10 @@ reason why it cannot be followed, or None if it is of no known kind.
 
 from __future__ import annotations
 
+import collections
 import functools
 import inspect
+import pathlib
 import sys
 import types
 from collections.abc import Callable
@@ -31,6 +33,8 @@ def follower(value: Any) -> tuple[str, Make | str] | None:
     if launcher.is_config(value):
         return "option config", instance
     if isinstance(value, types.FunctionType):
+        if _dispatches(value):
+            return f"function {_full(value)}", single_dispatch
         if resolve.in_owned_file(value.__code__):
             return f"wrapper {_full(value)}", owned_code
         return f"function {_full(value)}", lambda walk, record, fn: walk.function(fn, record)
@@ -69,9 +73,11 @@ def _instance(value: Any) -> tuple[str, Make | str] | None:
         return "tensor", "a tensor; its values are not part of a key"
     if torch is not None and isinstance(value, torch.nn.Module):
         return "module", "an nn.Module; its parameters are not part of a key"
+    if isinstance(value, pathlib.Path):
+        return "path", "a path; what it leads to is not part of a key"
     if type(value).__module__.partition(".")[0] in resolve.STATE:
         return "state", f"a {named(type(value))}, whose state changes"
-    if type(getattr(value, "__dict__", None)) is dict or _slots(type(value)):
+    if type(getattr(value, "__dict__", None)) is dict or _slots(type(value)) or _is_user_subclass(type(value)):
         return f"instance {named(type(value))}", instance
     return (f"instance {named(type(value))}", instance) if type(value) is object else None
 
@@ -80,6 +86,10 @@ def _full(fn: Any) -> str:
     module = getattr(fn, "__module__", None)
     name = getattr(fn, "__qualname__", None) or type(fn).__name__
     return f"{module}.{name}" if module else name
+
+
+def _is_user_subclass(cls: type) -> bool:
+    return resolve.owner(cls) is None and issubclass(cls, tuple(_BUILTIN))
 
 
 def _slots(cls: type) -> list[str]:
@@ -110,6 +120,16 @@ def partial(walk: Walk, record: Record, value: functools.partial[Any]) -> None:
     """A partial application."""
     for field in ("func", "args", "keywords"):
         record.lines.append(f"{field} {walk.value(getattr(value, field), record, field)}")
+
+
+def _dispatches(fn: types.FunctionType) -> bool:
+    made = fn.__code__.co_filename == functools.__file__
+    return made and isinstance(getattr(fn, "registry", None), types.MappingProxyType)
+
+
+def single_dispatch(walk: Walk, record: Record, fn: types.FunctionType) -> None:
+    """A function made by `functools.singledispatch`: which function each class has, not the cache of answers."""
+    record.lines.append(f"singledispatch {walk.value(fn.registry, record, 'registry')}")  # type: ignore[attr-defined]
 
 
 def owned_code(walk: Walk, record: Record, fn: types.FunctionType) -> None:
@@ -219,7 +239,26 @@ def instance(walk: Walk, record: Record, value: Any) -> None:
     for name in _slots(cls):
         field = walk.watch.attribute(value, name)
         record.lines.append(f"{name} = {walk.value(field, record, f'{cls.__name__}.{name}')}")
+    for base, read in _BUILTIN.items():
+        if isinstance(value, base):
+            content = walk.watch.content(value, read)
+            record.lines.append(f"as {base.__name__} {walk.value(content, record, cls.__name__)}")
 
+
+_BUILTIN: dict[type, Callable[[Any], Any]] = {
+    int: int.__int__,
+    float: float.__float__,
+    complex: lambda v: (v.real, v.imag),
+    str: str.__str__,
+    bytes: lambda v: bytes.__getitem__(v, slice(None)),
+    bytearray: lambda v: bytearray.__getitem__(v, slice(None)),
+    list: lambda v: list(list.__iter__(v)),
+    dict: lambda v: dict(dict.items(v)),
+    set: lambda v: set(set.__iter__(v)),
+    frozenset: lambda v: frozenset(frozenset.__iter__(v)),
+    collections.deque: lambda v: list(collections.deque.__iter__(v)),
+}
+"""What an instance of a subclass holds besides its attributes, read past methods that the subclass redefines."""
 
 _FIELDS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 

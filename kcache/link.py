@@ -155,11 +155,14 @@ class _Linker:
             elif not ref.soft:
                 outline.fill(number, self.reference(ref, *found, value))
             elif found[0] is not getattr(builtins, ref.root, MISSING):
-                self.share(ref.root, self.reference(ref, *found, value))
+                self.share(ref, self.reference(ref, *found, value))
         return outline.printed(name, *self.signature(value, fn))
 
-    def share(self, name: str, expression: str) -> None:
-        """Let the global `name` be what a local of that name stands for while it is not assigned."""
+    def share(self, ref: Ref, expression: str) -> None:
+        """Let the global of that name be what a local stands for while it is not assigned."""
+        name = ref.root
+        if ref.attrs:
+            raise Opaque(self.root.fn.__qualname__, name, "an attribute of a local that may be a global")
         if self.shared.setdefault(name, expression) != expression or name in self.unbound:
             raise Opaque(self.root.fn.__qualname__, name, "two things must have this name")
         line = f"{name} = {expression}"

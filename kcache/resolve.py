@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from functools import cache, lru_cache
 from typing import Any
 
-from kcache.bytecode import IMPORT
+from kcache.bytecode import IMPORT, LITERAL
 from kcache.watch import MISSING, Watch, read
 
 OWNED = frozenset(sys.stdlib_module_names) | {"torch", "triton", "functorch", "torchgen", "kcache"} - {"__main__"}
@@ -62,6 +62,7 @@ STATE_NAMES = frozenset(
     {"os.getenv", "io.open", "_io.open", "sys._getframe", "inspect.currentframe", "inspect.stack", "inspect.getsource",
      "importlib.import_module", "genericpath.exists", "genericpath.isfile", "genericpath.isdir", "genericpath.getsize",
      "genericpath.getmtime", "torch.initial_seed", "torch.random.initial_seed", "torch.seed", "torch.random.seed",
+     "pathlib.Path", "pathlib.PosixPath", "pathlib.WindowsPath", "typing.get_type_hints", "inspect.get_annotations",
      "datetime.datetime.now", "datetime.datetime.utcnow", "datetime.datetime.today", "datetime.date.today",
      "torch.get_rng_state", "torch.random.get_rng_state", "torch.load", "torch.serialization.load"}
 )  # fmt: skip
@@ -106,6 +107,8 @@ def _imported(fn: types.FunctionType, name: str, watch: Watch) -> Any:
 def follow(value: Any, attrs: tuple[str, ...], watch: Watch) -> tuple[Any, tuple[str, ...]]:
     """Follow `attrs` as far as they are static; returns the value reached and the attributes left."""
     for at, attr in enumerate(attrs):
+        if attr.startswith(LITERAL):
+            return value, attrs[at:]
         found = _step(value, attr, watch)
         if found is None:
             return value, attrs[at:]
@@ -124,6 +127,8 @@ def _step(value: Any, attr: str, watch: Watch) -> tuple[Any] | None:
         return (watch.attribute(value, attr),) if attr in ("value", "name") else None
     if isinstance(value, types.SimpleNamespace):
         return (watch.name(vars(value), attr),)
+    if isinstance(value, types.FunctionType):
+        return _function_attribute(value, attr, watch)
     if isinstance(value, tuple) and attr in getattr(value, "_fields", ()):
         return (getattr(value, attr),)
     return _instance_attribute(value, attr, watch)
@@ -152,6 +157,17 @@ def _class_attribute(cls: type, attr: str, watch: Watch) -> tuple[Any] | None:
     return (watch.attribute(cls, attr),) if owner(cls) is not None else None
 
 
+def _function_attribute(fn: types.FunctionType, attr: str, watch: Watch) -> tuple[Any] | None:
+    """What a program has put into a function, or what is said of it in its text."""
+    own = watch.name(vars(fn), attr)
+    if own is not MISSING:
+        return (own,)
+    return (watch.attribute(fn, attr),) if attr in _SAID and owner(fn) is None else None
+
+
+_SAID = ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__")
+
+
 def _instance_attribute(value: Any, attr: str, watch: Watch) -> tuple[Any] | None:
     """An attribute that is plain data. A switch of torch or Triton is read as it is now."""
     if is_owned_instance(value):
@@ -163,6 +179,14 @@ def _instance_attribute(value: Any, attr: str, watch: Watch) -> tuple[Any] | Non
     if getattr(type(value), "__getattribute__", None) is not object.__getattribute__ or hasattr(type(value), attr):
         return None
     return (watch.name(own, attr),) if type(own[attr]) in (bool, int, float, str, type(None)) else None
+
+
+def variable(value: Any, attrs: tuple[str, ...]) -> str | None:
+    """Name of the environment variable that a chain reads which leads to `value` and has `attrs` left."""
+    if not attrs or not attrs[-1].startswith(LITERAL):
+        return None
+    reads = attrs[:-1] in ((), ("get",)) if value is os.environ else value is os.getenv and attrs[:-1] == ()
+    return attrs[-1].removeprefix(LITERAL) if reads else None
 
 
 def is_owned_instance(value: Any) -> bool:

@@ -193,15 +193,19 @@ class Scope:
         while isinstance(base, ast.Attribute):
             attrs.append(base.attr)
             base = base.value
-        outside = isinstance(base, ast.Name) and base.id not in self.parameters and base.id not in self.locals
+        if isinstance(base, ast.Name) and base.id in self.locals:
+            self.soft(base.id, known, tuple(reversed(attrs)))
+            base.id = self.local(base.id)
+            return node
+        outside = isinstance(base, ast.Name) and base.id not in self.parameters
         if outside and isinstance(node.ctx, ast.Load):
             return ast.Name(self.ref(Ref(base.id, tuple(reversed(attrs)))), ast.Load())  # type: ignore[attr-defined]
         node.value = self.expression(node.value, known)
         return node
 
-    def soft(self, name: str, known: Known) -> None:
+    def soft(self, name: str, known: Known, attrs: tuple[str, ...] = ()) -> None:
         if name not in known and name not in self.parameters:
-            self.ref(Ref(name, (), True))
+            self.ref(Ref(name, attrs, True))
 
     def literal_getattr(self, node: ast.Call, attribute: ast.Attribute) -> ast.expr:
         """What stands for `getattr(pkg.mod, "name")`; the call's own name stays, since a program may rebind it."""

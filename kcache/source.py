@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from kcache.digest import Digest
 from kcache.scope import Ref, Scope, function_of
 
-VERSION = f"source 1 {sys.version_info[0]}.{sys.version_info[1]}"
+VERSION = f"source 2 {sys.version_info[0]}.{sys.version_info[1]}"
 """Named in the digest of each remembered text: `ast.unparse` differs between Python versions."""
 
 

@@ -197,12 +197,24 @@ class Walk:
                 return self.refuse(record, spelled, "imported in the body and not loaded yet")
             return "unbound"
         value, rest = resolve.follow(root, ref.attrs, self.watch)
+        if (variable := resolve.variable(value, rest)) is not None:
+            return self.variable(variable, record)
+        if rest and rest[-1].startswith(bytecode.LITERAL):
+            rest = rest[:-1]
         tail = "".join([f".{attr}" for attr in rest])
         if isinstance(value, types.ModuleType) and ref.soft:
             return "module"
         if isinstance(value, types.ModuleType) and ref.root.startswith(bytecode.IMPORT) and _owned_module(value):
             return f"module {value.__name__}"
         return self.constant(value, record, f"constant {fn.__module__}.{spelled}", spelled) + tail
+
+    def variable(self, name: str, record: Record) -> str:
+        """An environment variable by its value's digest: the value may be a secret, and keys are stored and shared."""
+        value = self.watch.call(lambda: os.environ.get(name))
+        own = Record(f"environment variable {name}", record.where, record.inside)
+        number = self.add(own)
+        own.lines.append("unset" if value is None else Digest.of(value.encode(errors="surrogateescape")).hex)
+        return record.link(number)
 
     def function(self, fn: types.FunctionType, record: Record) -> None:
         """A plain Python function: its code, defaults and names."""
@@ -211,7 +223,19 @@ class Walk:
         defaults = fn.__defaults__ or ()
         pairs = [*zip(names[len(names) - len(defaults) :], defaults, strict=True), *(fn.__kwdefaults__ or {}).items()]
         self.defaults(pairs, fn, record)
+        self.attributes(fn, record)
         self.text(bytecode.analyse(fn.__code__), fn, record)
+
+    def attributes(self, fn: types.FunctionType, record: Record) -> None:
+        """What the program has put into a function, which may be read wherever the function is handed to."""
+        own = vars(fn)
+        self.watch.keys(own, own)
+        for name in own.keys() - _MARKS:
+            self.watch.name(own, name)
+        for name, value in sorted(own.items()):
+            if name not in _MARKS:
+                text = self.constant(value, record, f"attribute {fn.__qualname__}.{name}", name)
+                record.lines.append(f"attribute {name} = {text}")
 
     def defaults(self, pairs: Iterable[tuple[str, Any]], fn: Any, record: Record) -> None:
         for name, value in pairs:
@@ -223,6 +247,9 @@ class Walk:
         for name, value in methods.items():
             record.lines.append(f"{name} = {self.value(value, record, name)}")
 
+
+_MARKS = frozenset({"__wrapped__"})
+"""What decorators note for `inspect`. Code that reads one by its name has it followed as an attribute."""
 
 _NO_METHODS = frozenset({type(None), bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset})
 

@@ -59,11 +59,20 @@ class Watch:
 
     def dictionary(self, value: Mapping[Any, Any]) -> None:
         """Keys, values and their order."""
-        self._contents.append((lambda: [*value, *value.values()], [*value, *value.values()]))
+        self._contents.append((lambda: _pairs(value), _pairs(value)))
 
     def sequence(self, value: Iterable[Any]) -> None:
         """Elements and their order."""
         self._contents.append((lambda: value, list(value)))
+
+    def content(self, value: Any, read: Callable[[Any], Any]) -> Any:
+        """`read(value)`, a plain container or an immutable thing that stands for what `value` holds."""
+        now = read(value)
+        if isinstance(now, dict):
+            self._contents.append((lambda: _pairs(read(value)), _pairs(now)))
+        elif isinstance(now, (list, tuple, set, bytearray)):
+            self._contents.append((lambda: read(value), list(now)))
+        return now
 
     def keys(self, namespace: Mapping[str, Any], known: Iterable[str]) -> None:
         """That `namespace` holds no key outside `known`."""
@@ -103,6 +112,10 @@ class Watch:
             if type(now) is not type(value) or now != value:
                 return False
         return True
+
+
+def _pairs(value: Mapping[Any, Any]) -> list[Any]:
+    return [*value, *value.values()]
 
 
 def _same(now: Iterable[Any], before: list[Any]) -> bool:

@@ -67,7 +67,7 @@ def outcome(kernel: Any) -> str:
 
 ROWS = [row for row in [*kernels.ROWS, *launchers.ROWS, *found.ROWS] if row.kind != OPAQUE and row.name != "partial"]
 
-UNPRINTABLE = {"enum member as a value", "enumeration of Triton's"}
+UNPRINTABLE = {"enum member as a value", "enumeration of Triton's", "module behind a branch's local"}
 """Rows whose kernel names something that no text can say."""
 
 WIDER = {

@@ -77,6 +77,7 @@ one("comprehension variable renamed", NEUTRAL, kern("x + sum([i for i in C])", "
 atom("comprehension over a global", "x + sum([i for i in C])", "C = tl.constexpr({})\n", "(1, 2)", "(1, 3)")
 atom("global behind a branch's local", "x * k", "k = tl.constexpr({})\n", "2", "3", body="if BLOCK < 0:\n    k = 1")
 atom("global before a local of its name", "x * j", "k = tl.constexpr({})\n", "2", "3", body="j = k\nk = 1")
+many("module behind a branch's local", SEMANTIC, {"cfg.py": "SC = 2\n", "kern.py": kern("x * cfg.SC", "import cfg\n", body="if BLOCK < 0:\n    cfg = 1")}, {"cfg.py": "SC = 3\n"})
 
 # helpers
 atom("helper", "scale(x) + y", jit("x * {}"), "2", "3")
