@@ -99,7 +99,7 @@ def processes(root: Path, device: str) -> tuple[Outcomes, Outcomes]:
     for run, edited in (("before", False), ("after", True)):
         for row in chosen:
             write(row.version(edited), root / run / row.name)
-        caches = {name: str(root / f"{run} {name}") for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "HOME")}
+        caches = {name: str(root / f"{run}-{name}") for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "HOME")}
         (root / "tmp").mkdir(exist_ok=True)
         more = {"KCACHE_DIR": str(root / "store"), "TMPDIR": str(root / "tmp"), "PYTHONPATH": str(ROOT), "KCACHE_STRICT": "1"}
         done = subprocess.run(

@@ -32,7 +32,7 @@ def same(name: str, text: str, old: str, new: str) -> None:
 PLAIN = "def step(x, y):\n    <c>return torch.relu(x @ y) <op> 1\ndef expect(x, y):\n    return torch.relu(x @ y) <op> 1\n"
 program("pointwise code", SEMANTIC, PLAIN, {"op": "+", "c": ""}, {"op": "-", "c": ""})
 program("pointwise code commented", NEUTRAL, PLAIN, {"op": "+", "c": ""}, {"op": "+", "c": "# moved\n\n    "})
-atom("order of operands", "def step(x, y):\n    return x @ y @ <k>\ndef expect(x, y):\n    return x @ y @ <k>\n", "x", "y")
+atom("order of operands", "def step(x, y):\n    return (x @ y @ <k>) / 100\ndef expect(x, y):\n    return (x @ y @ <k>) / 100\n", "x", "y")
 atom("a constant", "def step(x, y):\n    return times(x, <k>)\ndef expect(x, y):\n    return x * <k>\n", "2", "3")
 atom("a constant of another type", "def step(x, y):\n    return x * <k>\ndef expect(x, y):\n    return x * <k>\n", "2", "2.5")
 atom("global", "K = <k>\ndef step(x, y):\n    return times(x, K)\ndef expect(x, y):\n    return x * <k>\n", "2", "3")
@@ -120,24 +120,30 @@ program("tensor subclass's dispatch", SEMANTIC, SUBCLASS, {"k": "2", "c": ""}, {
 program("tensor subclass commented", NEUTRAL, SUBCLASS, {"k": "2", "c": ""}, {"k": "2", "c": "  # unwrap"})
 
 PASS = """
-FROM, TO = torch.ops.aten.mm.default, <to>
-def swap(graph):<c>
-    for node in graph.nodes:
-        if node.target is FROM:
-            node.args = node.args[::<k>]
-torch._inductor.config.<where> = swap
+from torch._inductor.custom_graph_pass import CustomGraphPass
+K = <k>
+class Swap(CustomGraphPass):
+    def __call__(self, graph):<c>
+        for node in graph.nodes:
+            if node.target is torch.ops.aten.mm.default:
+                node.args = node.args[::<step>]
+    def uuid(self):
+        return "swap"
+torch._inductor.config.<where> = <pass>
 def step(x, y):
     return x @ y
 def expect(x, y):
     return x @ y if <k> == 1 else y @ x
 """
+"""Its `uuid` is the user's, who forgets to change it."""
 for where in ("post_grad_custom_pre_pass", "post_grad_custom_post_pass", "joint_custom_pre_pass", "joint_custom_post_pass"):
-    P0 = {"where": where, "k": "-1", "c": "", "to": "0"}
+    P0 = {"where": where, "pass": "Swap()", "step": "<k>", "k": "-1", "c": ""}
     program(f"{where}: body", SEMANTIC, PASS, P0, {**P0, "k": "1"})
     program(f"{where}: commented", NEUTRAL, PASS, P0, {**P0, "c": "  # swap"})
-GLOBAL = PASS.replace("::<k>]", "::K]").replace("FROM,", "K = <k>\nFROM,")
-program("pass's global", SEMANTIC, GLOBAL, {"where": "post_grad_custom_pre_pass", "k": "-1", "c": "", "to": "0"}, {"where": "post_grad_custom_pre_pass", "k": "1", "c": "", "to": "0"})
-program("pass that reads a file", OPAQUE, PASS.replace("    for node", "    open('x')\n    for node"), {"where": "post_grad_custom_pre_pass", "k": "1", "c": "", "to": "0"}, {"where": "post_grad_custom_pre_pass", "k": "1", "c": "", "to": "0"})
+P1 = {"where": "post_grad_custom_pre_pass", "pass": "Swap()", "step": "K", "k": "-1", "c": ""}
+program("pass's global", SEMANTIC, PASS, P1, {**P1, "k": "1"})
+program("pass without an identity", OPAQUE, PASS, {**P1, "pass": "Swap().__call__"}, {**P1, "pass": "Swap().__call__"})
+program("pass that reads a file", OPAQUE, PASS, {**P1, "c": "\n        open('x')"}, {**P1, "c": "\n        open('x')"})
 
 atom("setting of Inductor's", "import torch._inductor.config as c\nc.<k>\ndef step(x, y):\n    return x @ y\ndef expect(x, y):\n    return x @ y\n", "fallback_random = False", "fallback_random = True")
 atom("setting given to compile", "OPTIONS = {'options': {'max_fusion_size': <k>}}\ndef step(x, y):\n    return x @ y\ndef expect(x, y):\n    return x @ y\n", "64", "32")

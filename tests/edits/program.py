@@ -14,8 +14,8 @@ their own and prints one JSON line: by row the outcomes by layer, and what went 
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,29 +27,31 @@ from torch._inductor.compile_fx import compile_fx
 
 import kcache
 from kcache.hooks import guarded
+from kcache.hooks.describe import PASSES
 from kcache.key import Description, Descriptions
 from tests.edits import load
 
 MODULES = ("entry.py", "op.py", "kern.py", "hlp.py", "cfg.py", "other.py", "second.py")
 """Every file that a program may consist of."""
 
+SET = (*PASSES, "fallback_random")
+"""Every setting of Inductor's that a program may change; `save_config` leaves passes out."""
+
 
 @contextlib.contextmanager
 def loaded(folder: Path) -> Iterator[Any]:
     """The module `entry` in `folder`; afterwards its operators are gone and Inductor's settings are as before."""
     torch._dynamo.reset()
-    settings = inductor.save_config()
     try:
-        yield load(folder, MODULES, "entry")
+        with inductor.patch({name: getattr(inductor, name) for name in SET if hasattr(inductor, name)}):
+            yield load(folder, MODULES, "entry")
     finally:
-        inductor.load_config(settings)
         for name in MODULES:
             module = sys.modules.pop(name.removesuffix(".py"), None)
             for value in list(vars(module).values()) if module else ():
                 if isinstance(value, torch.library.Library):
                     value._destroy()
         torch._dynamo.reset()
-        gc.collect()
 
 
 def arguments(entry: Any, device: str) -> tuple[Any, Any, Any]:
@@ -72,8 +74,8 @@ class _First(Descriptions):
 def described(folder: Path) -> Description | str:
     """Description of the program's first AOTAutograd compile, or the reason why it has no key. Nothing is compiled."""
 
-    def compiler(gm: Any, inputs: Any) -> Any:
-        return compile_fx(gm, inputs, inner_compile=never)
+    def compiler(gm: Any, inputs: Any, options: Any = None) -> Any:
+        return compile_fx(gm, inputs, inner_compile=never, config_patches=options)
 
     def never(*args: Any, **kwargs: Any) -> Any:
         reasons = kcache.stats().since(before).reasons
@@ -113,15 +115,17 @@ def run(folder: Path, device: str) -> dict[str, Any]:
 
 
 def main(root: Path, device: str, names: list[str]) -> None:
-    """Run the programs in the folders `names` of `root`, one after the other."""
-    assert kcache.enable()
+    """Run the programs in the folders `names` of `root`, one after the other, each on a store of its own."""
+    stores = Path(os.environ["KCACHE_DIR"])
     found: dict[str, Any] = {}
     for name in names:
+        assert kcache.enable(dir=stores / name)
         try:
             found[name] = run(root / name, device)
         except Exception as error:
             found[name] = {"right": False, "error": f"{type(error).__name__}: {error}"[:2000], "layers": {}}
-    kcache.disable()
+        finally:
+            kcache.disable()
     print(json.dumps(found))
 
 
