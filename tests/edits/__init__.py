@@ -1,4 +1,19 @@
-"""Tables of edits: what must change a fingerprint, and what must not."""
+"""Tables of edits: what must change a key, and what must not.
+
+A row is a program before and after one edit. Its kind says what the second run must do:
+
+* `SEMANTIC`: the program means something else. The key differs, and a second run on the
+  first one's store computes the new value.
+* `NEUTRAL`: it means the same. The key is equal, and the second run is a hit in every layer.
+* `REPAIR`: the first version fails or computes nonsense, the second does not. The key
+  differs, so nothing that was kept of the fault can come back.
+* `OPAQUE`: something that a key would need cannot be followed. No key is made, and the
+  reason names it.
+
+`kernels`, `launchers` and `functions` are rows about one object and its fingerprint;
+`operators`, `graphs` and `launches` are whole programs, with the key that AOTAutograd's
+layer makes for them, and their value.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +28,9 @@ from typing import Any
 
 SEMANTIC = "semantic"
 NEUTRAL = "neutral"
+REPAIR = "repair"
 OPAQUE = "opaque"
-"""The name cannot be followed: both versions must say so."""
+KINDS = (SEMANTIC, NEUTRAL, REPAIR, OPAQUE)
 
 Files = Mapping[str, "str | None"]
 
@@ -28,6 +44,8 @@ class Row:
     before: Files
     after: Files
     target: str = "kern:kern"
+    device: str = "cpu"
+    """Where a whole program runs; `cuda` for those that launch kernels."""
 
     def version(self, edited: bool) -> dict[str, str]:
         """The files of one version."""
@@ -44,7 +62,7 @@ def write(files: Mapping[str, str], folder: Path) -> None:
 
 
 def load(folder: Path, names: Iterable[str], target: str) -> Any:
-    """The object `module:name` of a version, imported anew."""
+    """The object `module:name` of a version, or the module if there is no name; imported anew."""
     for name in {n.partition("/")[0].removesuffix(".py") for n in names}:
         for loaded in [m for m in sys.modules if m == name or m.startswith(name + ".")]:
             del sys.modules[loaded]
@@ -56,13 +74,20 @@ def load(folder: Path, names: Iterable[str], target: str) -> Any:
         value: Any = importlib.import_module(module)
     finally:
         sys.path.remove(str(folder))
-    for step in attribute.split("."):
+    for step in filter(None, attribute.split(".")):
         value = getattr(value, step)
     return value
 
 
 def rows() -> list[Row]:
-    """All rows of all tables."""
+    """All rows about one object."""
     from tests.edits import found, functions, kernels, launchers
 
     return [*kernels.ROWS, *launchers.ROWS, *functions.ROWS, *found.ROWS]
+
+
+def programs() -> list[Row]:
+    """All rows that are whole programs."""
+    from tests.edits import graphs, launches, operators
+
+    return [*operators.ROWS, *graphs.ROWS, *launches.ROWS]
