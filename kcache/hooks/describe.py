@@ -78,6 +78,8 @@ def describe(details: Any, leaf: Leaf, layer: str, compiler: Callable[[], str]) 
     ]
     if graph.kernels:
         fixed.append(Part.of("link", printed.mode()))
+    if assumed := assumptions():
+        fixed.append(Part.of("assumptions", assumed, readable=True))
     if hasattr(details, "aot_config"):
         fixed.append(Part("aot_config", Digest.of(environment.stable(aot_config(details.aot_config), leaf))))
     return Description((*fixed, *live()), lambda: [*settings(leaf, compiler), *live()], label(graph))
@@ -171,6 +173,18 @@ def symbols_by_position(inputs: Iterable[Any]) -> list[Any]:
         else:
             found.append(rename(value))
     return found
+
+
+def assumptions() -> str:
+    """What the compile may take for granted of its symbols (`specialize_on`), a line each; nothing for most compiles.
+
+    Torch compiles such a graph once for each case and leaves no other trace of it in what it keys.
+    """
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    shapes = getattr(getattr(context, "fake_mode", None), "shape_env", None)
+    return "\n".join(sorted(map(str, getattr(shapes, "axioms", ()))))
 
 
 def aot_config(config: Any) -> dict[str, Any]:

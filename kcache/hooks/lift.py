@@ -9,7 +9,9 @@ only then, those count as cacheable. Everything else stays refused.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +30,8 @@ KNOWN = frozenset(
     }
 )
 """Functions of torch that later releases let through: pure calls whose arguments are in the graph."""
+
+PLAIN_CALLABLES = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, type)
 
 _active = threading.local()
 
@@ -59,6 +63,8 @@ def install(patches: Patches) -> None:
 def _function_is_covered(target: Any) -> bool:
     if owned_by_torch(target):
         return name_of(target) in KNOWN
+    if owned_by_torch(type(target)) and not isinstance(target, PLAIN_CALLABLES):
+        return False  # an object of torch's that only looks like a function, as compiled autograd puts into its graphs
     try:
         followed(target)
     except Opaque:
