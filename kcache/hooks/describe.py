@@ -19,7 +19,7 @@ from kcache.closure import fingerprint
 from kcache.digest import Digest, Part
 from kcache.errors import Opaque
 from kcache.graph import Canonical, canonical, owned_by_torch
-from kcache.hooks import printed, session
+from kcache.hooks import lift, printed, session
 from kcache.key import Description
 
 Leaf = Callable[[Any], bytes]
@@ -89,7 +89,8 @@ def settings(leaf: Leaf, compiler: Callable[[], str]) -> list[Part]:
     """Parts of the environment as they are now, under the names they have in a description."""
     from torch._inductor.codecache import FxGraphHashDetails
 
-    now = FxGraphHashDetails(torch.fx.GraphModule({}, torch.fx.Graph()), [], {}, [])
+    with lift.lifted():
+        now = FxGraphHashDetails(torch.fx.GraphModule({}, torch.fx.Graph()), [], {}, [])
     return [*environment.of_details(now, leaf, {*REPLACED, *PER_COMPILE}), _inductor_config(now, leaf, compiler)]
 
 
@@ -123,6 +124,7 @@ def pass_parts() -> list[Part]:
     for name in PASSES:
         configured = getattr(torch._inductor.config, name, None)
         for position, each in enumerate(configured if isinstance(configured, (list, tuple)) else [configured]):
+            each = getattr(each, "function", each)  # what `lift` put around a plain function
             if each is None or isinstance(each, str) or owned_by_torch(type(each)) and owned_by_torch(each):
                 continue
             found = fingerprint(each)
