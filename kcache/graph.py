@@ -94,7 +94,7 @@ class _Printer:
         if id(gm) in self._modules:
             return f"graph{self._modules[id(gm)]}"
         name = f"graph{self._modules.setdefault(id(gm), len(self._modules))}"
-        body = [f"{name} {{"]
+        body = [f"{name} {{", *self._checkpoint(gm)]
         number: dict[torch.fx.Node, int] = {}
         for node in gm.graph.nodes:
             number[node] = len(number)
@@ -105,6 +105,19 @@ class _Printer:
                 body.append(f"held {child_name} {self.module(child)}")
         self.lines += [*body, "}"]
         return name
+
+    def _checkpoint(self, gm: torch.fx.GraphModule) -> list[str]:
+        """What a selective checkpoint saves: its `context_fn`, and the hash that the user promised for it.
+
+        The promise alone counts where the function cannot be followed.
+        """
+        chosen = gm.meta.get("_checkpoint_context_fn")
+        if chosen is None:
+            return []
+        promised = getattr(chosen, "cache_hash", None)
+        if promised is not None and fingerprint(chosen).opaque:
+            return [f"saves {promised!r}"]
+        return [f"saves {promised!r} {self._callable(chosen)}"]
 
     def _line(self, gm: torch.fx.GraphModule, node: torch.fx.Node, number: Mapping[torch.fx.Node, int]) -> str:
         show = lambda value: self._value(value, number)  # noqa: E731
@@ -208,7 +221,7 @@ def owned_by_torch(target: Any) -> bool:
     if isinstance(target, DESCRIPTORS):
         return _is_library(target.__objclass__.__module__)
     code = getattr(target, "__code__", None)
-    if code is not None:
+    if isinstance(code, types.CodeType):
         return bool(code.co_filename.startswith(torch.__path__[0]))
     module_name = getattr(target, "__module__", None) or ""
     if isinstance(target, types.BuiltinFunctionType):

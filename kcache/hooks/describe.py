@@ -19,7 +19,7 @@ from kcache.closure import fingerprint
 from kcache.digest import Digest, Part
 from kcache.errors import Opaque
 from kcache.graph import Canonical, canonical, owned_by_torch
-from kcache.hooks import printed, session
+from kcache.hooks import lift, printed, session
 from kcache.key import Description
 
 Leaf = Callable[[Any], bytes]
@@ -78,6 +78,8 @@ def describe(details: Any, leaf: Leaf, layer: str, compiler: Callable[[], str]) 
     ]
     if graph.kernels:
         fixed.append(Part.of("link", printed.mode()))
+    if assumed := assumptions():
+        fixed.append(Part.of("assumptions", assumed, readable=True))
     if hasattr(details, "aot_config"):
         fixed.append(Part("aot_config", Digest.of(environment.stable(aot_config(details.aot_config), leaf))))
     return Description((*fixed, *live()), lambda: [*settings(leaf, compiler), *live()], label(graph))
@@ -87,7 +89,8 @@ def settings(leaf: Leaf, compiler: Callable[[], str]) -> list[Part]:
     """Parts of the environment as they are now, under the names they have in a description."""
     from torch._inductor.codecache import FxGraphHashDetails
 
-    now = FxGraphHashDetails(torch.fx.GraphModule({}, torch.fx.Graph()), [], {}, [])
+    with lift.lifted():
+        now = FxGraphHashDetails(torch.fx.GraphModule({}, torch.fx.Graph()), [], {}, [])
     return [*environment.of_details(now, leaf, {*REPLACED, *PER_COMPILE}), _inductor_config(now, leaf, compiler)]
 
 
@@ -121,6 +124,7 @@ def pass_parts() -> list[Part]:
     for name in PASSES:
         configured = getattr(torch._inductor.config, name, None)
         for position, each in enumerate(configured if isinstance(configured, (list, tuple)) else [configured]):
+            each = getattr(each, "function", each)  # what `lift` put around a plain function
             if each is None or isinstance(each, str) or owned_by_torch(type(each)) and owned_by_torch(each):
                 continue
             found = fingerprint(each)
@@ -171,6 +175,18 @@ def symbols_by_position(inputs: Iterable[Any]) -> list[Any]:
         else:
             found.append(rename(value))
     return found
+
+
+def assumptions() -> str:
+    """What the compile may take for granted of its symbols (`specialize_on`), a line each; nothing for most compiles.
+
+    Torch compiles such a graph once for each case and leaves no other trace of it in what it keys.
+    """
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    shapes = getattr(getattr(context, "fake_mode", None), "shape_env", None)
+    return "\n".join(sorted(map(str, getattr(shapes, "axioms", ()))))
 
 
 def aot_config(config: Any) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 Seams, in `torch/_inductor/codecache.py`: the key pickler, the three methods of
 `FxGraphCache` that touch files, `_save_graph` (to know guards, cost and the bundled
 binaries, which are cut out of the entry and stored under their own digests), and
-`_check_can_cache`, during which the higher-order operators that the canonical graph
-covers count as cacheable.
+`prepare_key` and `_check_can_cache`, during which what the key covers counts as cacheable.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ def install(patches: Patches) -> None:
     require(module.FxGraphCachePickler, "debug_lines", ("self", "inp"))
     require(cache, "_save_graph", ("key", "compiled_graph"))
     require(cache, "_check_can_cache", ("gm",))
+    require(cache, "prepare_key", ("gm",))
     guarded.install(patches, "fx", cache)
 
     def methods(base: type) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def install(patches: Patches) -> None:
         return {pickler_key: get_key, "debug_lines": lambda self, inp: []}
 
     guarded.keyed(module, "FxGraphCachePickler", patches, methods)
-    save_graph, check = cache._save_graph, cache._check_can_cache
+    save_graph, check, prepare = cache._save_graph, cache._check_can_cache, cache.prepare_key
 
     def _save_graph(key: str, compiled_graph: Any, *args: Any, **kwargs: Any) -> None:
         with guarded.saving(lambda: _saving(compiled_graph)):
@@ -48,6 +48,11 @@ def install(patches: Patches) -> None:
         with lift.lifted():
             check(*args, **kwargs)
 
+    def prepare_key(*args: Any, **kwargs: Any) -> Any:
+        with lift.lifted():
+            return prepare(*args, **kwargs)
+
+    patches.replace(cache, "prepare_key", staticmethod(prepare_key))
     patches.replace(cache, "_save_graph", staticmethod(_save_graph))
     patches.replace(cache, "_check_can_cache", staticmethod(_check_can_cache))
 
