@@ -15,6 +15,7 @@ import click
 COMMANDS = {
     "stats": ("show", "What is in the store, what was hit, and what it saved."),
     "purge": ("maintain", "Remove entries."),
+    "gc": ("maintain", "Evict least used entries down to a size."),
 }
 """Name of each command, the module of this package that holds it, and its one line of help."""
 
