@@ -1,7 +1,7 @@
 """What a key of one kernel costs: `python bench/key_time.py --json FILE [--runs 5] [liger_kernel fla]`.
 
-Every Triton kernel of the packages that `make corpus` installs is asked for its key, one after another, on a machine that need
-not have a GPU. Each run of each of these is a fresh process; they take turns:
+Every Triton kernel of the packages that `make corpus` installs is asked for its key, one after another, on a machine
+that need not have a GPU. Each run of each of these is a fresh process; they take turns:
 
     kcache, never seen    `kcache.fingerprint` with an empty store
     kcache, new process   the same with the store that the process before left: texts are not analysed again

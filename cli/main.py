@@ -16,6 +16,7 @@ COMMANDS = {
     "stats": ("show", "What is in the store, what was hit, and what it saved."),
     "purge": ("maintain", "Remove entries."),
     "compile": ("compile", "Build the store's Triton kernels for a GPU that need not be here."),
+    "gc": ("maintain", "Evict least used entries down to a size."),
 }
 """Name of each command, the module of this package that holds it, and its one line of help."""
 

@@ -1,4 +1,7 @@
-"""`kcache purge`: remove entries by layer, age or kernel. Entries that name each other leave together."""
+"""`kcache purge` and `kcache gc`: remove entries by layer, age or kernel, or the least used ones.
+
+Entries that name each other leave together.
+"""
 
 from __future__ import annotations
 
@@ -86,3 +89,36 @@ def select(rows: Iterable[Stored], *, layer: str | None, before_ns: int | None, 
     )
     leaving = {row.id for group in linked if any(row.id in met for row in group) for row in group}
     return [item for item in listed if item.id in leaving]
+
+
+@click.command()
+@click.option("--max-size", metavar="SIZE", help="Bytes in use to come down to, such as 2GiB; default: the setting's.")
+@click.option("--dry-run", is_flag=True, help="Say what would be evicted; evict nothing.")
+@click.option("--dir", "directory", type=click.Path(resolve_path=True), help="Directory that holds the store.")
+def gc(max_size: str | None, dry_run: bool, directory: str | None) -> None:
+    """Evict least used entries down to a size, those that took long to compile later.
+
+    The room is reused by later entries; the file itself does not shrink.
+    """
+    from kcache import room
+    from kcache.config import Settings
+    from kcache.store import Store
+    from kcache.units import format_size, parse_size
+
+    settings = Settings.load(dir=directory)
+    try:
+        target = room.limit(settings.max_size) if max_size is None else parse_size(max_size)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--max-size") from error
+    store = Store.open(settings.dir, max_size=settings.max_size, create=False, readonly=dry_run)
+    try:
+        before, count = store.live_bytes(), store.count()
+        if dry_run:
+            click.echo(f"Would evict {format_size(max(0, before - target))} of {format_size(before)} in use.")
+            return
+        store.evict(target)
+        gone = count - store.count()
+        freed = format_size(before - store.live_bytes())
+        click.echo(f"Evicted {plural(gone, 'entry', 'entries')} ({freed}).")
+    finally:
+        store.close()

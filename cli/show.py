@@ -54,6 +54,10 @@ def collect(store: Store, settings: Settings) -> dict[str, Any]:
         "size_on_disk": store.size_on_disk(),
         "layers": entries,
         "counters": store.counters(),
+        "reasons": [
+            {"layer": layer, "outcome": outcome, "reason": reason, "count": count}
+            for (layer, outcome, reason), count in sorted(store.reasons().items())
+        ],
         "runs": store.runs(LAST_RUNS),
     }
 
@@ -76,6 +80,10 @@ def lines(facts: dict[str, Any]) -> list[str]:
         layer = layers[name]
         note = format_size(layer["bytes"]) + (f", {layer['damaged']} damaged" if layer["damaged"] else "")
         out.append(row(name, layer["entries"], note, indent=2))
+    if facts["reasons"]:
+        out.append("Reasons:")
+    for item in sorted(facts["reasons"], key=lambda item: -item["count"]):
+        out.append(f"  {item['layer'] + ', ' + item['outcome'] + ':':<22}{item['count']:>12}   {item['reason']}")
     if facts["runs"]:
         out.append("Last runs:")
     for run in facts["runs"]:

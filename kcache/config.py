@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .errors import ConfigError
+from .filesystem import is_network, type_of
 from .units import GIB, MIB, parse_size
 
 log = logging.getLogger("kcache")
@@ -149,13 +150,15 @@ def _default_dir() -> tuple[Path, str]:
     import platformdirs  # here, since most processes name a directory or import no store at all
 
     path = Path(platformdirs.user_cache_dir("kcache", appauthor=False))
-    if _writable(path):
+    network = is_network(type_of(path))
+    if _writable(path) and not network:
         return path, DEFAULT
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
     fallback = Path(tempfile.gettempdir()) / f"kcache-{user}"
     if str(path) not in _warned:
         _warned.add(str(path))
-        log.warning("kcache: %s cannot be written; using %s. Set KCACHE_DIR to choose a directory", path, fallback)
+        why = "is on a network file system" if network else "cannot be written"
+        log.warning("kcache: %s %s; using %s. Set KCACHE_DIR to choose a directory", path, why, fallback)
     return fallback, FALLBACK
 
 

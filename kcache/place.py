@@ -26,6 +26,7 @@ from pathlib import Path
 
 from .entry import VERSION
 from .errors import StoreError
+from .filesystem import is_network, type_of
 
 NAME = f"v{VERSION}"
 
@@ -49,6 +50,12 @@ def prepare(root: Path, make: Callable[[Path], None], *, create: bool, readonly:
     Raises `StoreError` if it is missing and `create` is false, or if it may not be used.
     """
     home = root / NAME
+    kind = type_of(root)
+    if is_network(kind):
+        raise StoreError(
+            f"{root} is on a network file system ({kind}), where locks fail. Set KCACHE_DIR to a local disk",
+            reason="network-file-system",
+        )
     try:
         if not root.exists():
             if not create or root.is_symlink():
@@ -74,15 +81,30 @@ def _check_root(root: Path) -> None:
 
 
 def _check_home(home: Path, *, readonly: bool) -> None:
-    facts = os.stat(home)
+    facts = os.lstat(home)
     if not stat.S_ISDIR(facts.st_mode) or not (home / "CACHEDIR.TAG").exists():
         raise StoreError(f"{home} was not made by kcache. Set KCACHE_DIR to an empty directory")
     if hasattr(os, "getuid") and facts.st_uid != os.getuid():
         raise StoreError(f"{home} belongs to user {facts.st_uid}. Set KCACHE_DIR to a directory of your own")
     if os.name == "posix" and facts.st_mode & 0o022:
         raise StoreError(f"others may write to {home}, and what it holds is run. Run: chmod 700 {home}")
+    for name in ("data.mdb", "lock.mdb"):
+        _check_file(home / name)
     if not readonly and not os.access(home, os.W_OK | os.X_OK):
         raise StoreError(f"{home} cannot be written. Make it writable or set KCACHE_DIR to another directory")
+
+
+def _check_file(path: Path) -> None:
+    try:
+        facts = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(facts.st_mode):
+        raise StoreError(f"{path} is not a file. Remove it")
+    if hasattr(os, "getuid") and facts.st_uid != os.getuid():
+        raise StoreError(f"{path} belongs to user {facts.st_uid}. Set KCACHE_DIR to a directory of your own")
+    if os.name == "posix" and facts.st_mode & 0o022:
+        raise StoreError(f"others may write to {path}, and what it holds is run. Run: chmod 600 {path}")
 
 
 def _make(root: Path, home: Path, make: Callable[[Path], None]) -> None:

@@ -201,3 +201,24 @@ def test_reader_that_went_away_is_quiet(filled):
     command = f"'{sys.executable}' -m kcache_cli.main stats --json | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=20)
     assert done.stderr == ""
+
+
+def test_gc_evicts_down_to_a_size_and_says_so(filled):
+    dry = call("gc", "--max-size", "1", "--dry-run")
+    assert dry.exit_code == 0
+    assert dry.stdout.startswith("Would evict")
+    assert left(filled) == 4
+    done = call("gc", "--max-size", "1")
+    assert done.stdout.startswith("Evicted 4 entries (")
+    assert left(filled) == 0
+    assert call("gc", "--max-size", "much").exit_code == 2
+
+
+def test_reasons_are_summed_over_runs(filled):
+    opened = Store.open(filled)
+    reason = {"layer": "fx", "outcome": "error", "reason": "write: disk-full", "count": 2}
+    for moment in (NOW + 1, NOW + 2):
+        opened.add_run({"layers": {"fx": {"error": 2}}, "reasons": [reason]}, now_ns=moment)
+    opened.close()
+    assert json.loads(call("stats", "--json").stdout)["reasons"] == [reason | {"count": 4}]
+    assert "  fx, error:                       4   write: disk-full" in call("stats").stdout.splitlines()
