@@ -52,7 +52,7 @@ def note(text: str, origins: Mapping[str, Origin]) -> None:
 
 
 def where(error: Any, kernel: Any) -> str | None:
-    """The place of `error` in the program and in the generated module of the jitted `kernel`; None if it is not ours."""
+    """The place of `error` in the program and in the generated module of the jitted `kernel`; None if not ours."""
     origins = KNOWN.get(kernel.src.strip())
     if origins is None:
         return None

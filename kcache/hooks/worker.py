@@ -29,8 +29,8 @@ def install(patches: Patches) -> None:
 
     require(async_compile, "_worker_compile_triton", ("load_kernel", "extra_env", "extra_config"))
     given = asdict(session.current().settings)
-    theirs = async_compile._worker_compile_triton
-    patches.replace(async_compile, "_worker_compile_triton", functools.partial(compile_triton, theirs, given, errors.KNOWN))
+    task = functools.partial(compile_triton, async_compile._worker_compile_triton, given, errors.KNOWN)
+    patches.replace(async_compile, "_worker_compile_triton", task)
 
 
 def compile_triton(theirs: Callable[..., Any], given: dict[str, Any], known: errors.Known, *task: Any) -> Any:
