@@ -39,6 +39,8 @@ class Saving:
     cost_ns: int
     pieces: tuple[bytes, ...] = ()
     links: tuple[tuple[str, Key], ...] = ()
+    refused: str = ""
+    """Why the entry must not be stored."""
 
 
 def parse(key: str) -> Key | None:
@@ -154,6 +156,9 @@ def save(layer: str, key: Key, content: bytes) -> None:
             return
         if description and (reasons := printed.unlinked(description.parts)):
             active.stats.count(layer, "skipped", reason=f"not linked: {reasons[0]}")
+            return
+        if saving.refused:
+            active.stats.count(layer, "skipped", reason=saving.refused)
             return
         active.cache.put(
             layer,
