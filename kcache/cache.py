@@ -101,6 +101,17 @@ class Cache:
 
     def get(self, layer: str, key: Key) -> bytes | None:
         """The value of the first variant that loads, counted as a hit; None, counted as a miss, if none does."""
+        if not self._writer.pending(layer, key):
+            found = None
+            try:
+                found = self.store.plain(layer, key)
+            except (KcacheError, OSError) as error:
+                self._failed(layer, error)
+            if found is not None:
+                row, record, value = found
+                self._writer.touch(row)
+                self.stats.hit(layer, record.cost_ns)
+                return value
         reason = "absent"
         for candidate in self.candidates(layer, key):
             try:
@@ -111,14 +122,13 @@ class Cache:
             except Damaged as damage:
                 if self.settings.strict:
                     raise
-                reason = f"damaged: {damage.reason}"
+                reason = f"{damage.outcome}: {damage.reason}"
                 continue
             except KcacheError as error:
                 self._failed(layer, error)
                 reason = "error"
                 continue
-            self.stats.count(layer, "hit")
-            self.stats.saved(layer, candidate.cost_ns)
+            self.stats.hit(layer, candidate.cost_ns)
             return value
         self.stats.count(layer, "miss", reason=reason)
         return None
@@ -213,7 +223,7 @@ class Cache:
             except Damaged as damage:
                 if self.store.fetch("index", row) is None:
                     raise _Removed(damage.reason, "removed meanwhile") from damage
-                self.stats.count(layer, "damaged", reason=damage.reason)
+                self.stats.count(layer, damage.outcome, reason=damage.reason)
                 self._guard(layer, lambda: self.store.drop(layer, key, variant, record), None)
                 raise
             self._writer.touch(row)

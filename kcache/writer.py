@@ -52,7 +52,8 @@ class Writer:
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._change = threading.Condition()
+        self._lock = threading.Lock()
+        self._change = threading.Condition(self._lock)
         self._queue: list[Draft] = []
         self._pending: dict[tuple[str, Key], list[Draft]] = {}
         self._touched: set[bytes] = set()
@@ -98,7 +99,8 @@ class Writer:
 
     def touch(self, row: bytes) -> None:
         """Note a use of an index row; written with the next batch or at the end."""
-        with self._here():
+        self._here()
+        with self._lock:  # quicker than the condition, and every hit comes here
             self._touched.add(row)
 
     def flush(self, timeout: float = 30.0) -> bool:
