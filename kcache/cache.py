@@ -77,16 +77,16 @@ class Cache:
         atexit.register(self._at_exit)
 
     @classmethod
-    def open(cls, settings: Settings, stats: Stats = CURRENT) -> Cache:
+    def open(cls, settings: Settings, stats: Stats = CURRENT, *, keep_runs: bool = True) -> Cache:
         """Open the store that `settings` names. Raises `StoreError` if it may not be used."""
-        return cls(Store.open(settings.dir, max_size=settings.max_size, stats=stats), settings, stats)
+        store = Store.open(settings.dir, max_size=settings.max_size, stats=stats, signing_key=settings.signing_key)
+        return cls(store, settings, stats, keep_runs=keep_runs)
 
     @classmethod
     def temporary(cls, directory: Path | str, settings: Settings, stats: Stats = CURRENT) -> Cache:
         """A cache of its own in `directory`, with the other settings as given. It records no run."""
         settings = replace(settings, dir=Path(directory))
-        store = Store.open(settings.dir, max_size=settings.max_size, stats=stats)
-        return cls(store, settings, stats, keep_runs=False)
+        return cls.open(settings, stats, keep_runs=False)
 
     # --- looking up ---
 

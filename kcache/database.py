@@ -19,7 +19,7 @@ import contextlib
 import errno
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +239,47 @@ def make(directory: Path) -> None:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def alone(home: Path) -> Iterator[None]:
+    """Keep every process out of `home`, this one too. Raises `StoreError`, reason `in-use`, if any has it open."""
+    with gate.lock:
+        if identity(home) in _open:
+            raise StoreError(f"{home} is open in this process. Close it first", reason="in-use")
+        try:
+            holders = Holders(home)
+        except OSError as error:
+            raise _explained(error, home) from error
+        try:
+            with holders.alone():
+                yield
+        finally:
+            holders.close()
+
+
+def survey(home: Path) -> tuple[dict[str, int], int]:
+    """The rows of each table in `home` and the bytes in use. Caller is `alone`, and has looked for `problems`."""
+    env = _open_lmdb(home, _SLACK, readonly=True)
+    try:
+        _check_length(env, home, None)
+        tables = _open_tables(env, readonly=True)
+        with env.begin() as inner:
+            txn = Transaction(inner, tables)
+            return {name: txn.entries(name) for name in tables}, txn.live_bytes()
+    finally:
+        env.close()
+
+
+def copy(home: Path, target: Path) -> None:
+    """Put into the empty directory `target` what is in use in `home`. Caller is `alone`, as above."""
+    env = _open_lmdb(home, _SLACK, readonly=True)
+    try:
+        env.copy(str(target), compact=True)
+    except (lmdb.Error, OSError) as error:
+        raise _explained(error, target) from error
+    finally:
+        env.close()
+
+
 def problems(home: Path) -> list[str]:
     """What is wrong with the tree in `home`, which this process must not have open. Never maps the file."""
     try:
@@ -382,15 +423,19 @@ _ERRNO = {
 }
 
 
+_SHORT = (errno.EIO, errno.EINVAL)
+"""What LMDB says where the kernel wrote only a part: the second of a copy, whose rest is then not aligned."""
+
+
 def _explained(error: lmdb.Error | OSError, home: Path) -> StoreError:
     reason = next((name for kind, name in _REASONS if isinstance(error, kind)), "")
     number = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
-    reason = reason or _ERRNO.get(number or 0, "") or (_why_short(home) if number == errno.EIO else "")
+    reason = reason or _ERRNO.get(number or 0, "") or (_why_short(home) if number in _SHORT else "")
     return StoreError(f"{home}: {error}" + (f" ({reason})" if reason else ""), reason=reason)
 
 
 def _why_short(home: Path) -> str:
-    """LMDB says "input/output error" where the kernel wrote only a part. The limits tell which one it met."""
+    """Which limit the kernel met when it wrote only a part."""
     with contextlib.suppress(OSError):
         size, limit = os.stat(home / "data.mdb").st_size, resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         if limit != resource.RLIM_INFINITY and size + GIB // 64 > limit:

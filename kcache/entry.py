@@ -130,8 +130,11 @@ def pack_frame(digest: Digest, raw: bytes, *, compress: bool = True) -> bytes:
     return b"".join((head, _checksum(digest, head, stored), stored))
 
 
-def unpack_frame(digest: Digest, frame: bytes, *, signed: bool = False) -> bytes:
-    """The bytes that `pack_frame` was given, or `Damaged`. `signed`: a tag vouches for `digest`, so compare it too."""
+def unpack_frame(digest: Digest, frame: bytes, length: int | None = None, *, signed: bool = False) -> bytes:
+    """The bytes that `pack_frame` was given, `length` of them if that is known, or `Damaged`.
+
+    `signed`: a tag vouches for `digest`, so the content is compared with it too.
+    """
     if len(frame) < FRAME_HEADER:
         raise Damaged(DAMAGE_TRUNCATED, f"frame of {len(frame)} bytes")
     magic, version, codec, raw_len, stored_len = _FRAME.unpack_from(frame)
@@ -139,7 +142,7 @@ def unpack_frame(digest: Digest, frame: bytes, *, signed: bool = False) -> bytes
         raise Damaged(DAMAGE_BAD_MAGIC, "frame")
     if stored_len != len(frame) - FRAME_HEADER:
         raise Damaged(DAMAGE_TRUNCATED, f"frame holds {len(frame) - FRAME_HEADER} of {stored_len} bytes")
-    if raw_len > MAX_RAW:
+    if raw_len > MAX_RAW or (length is not None and raw_len != length):
         raise Damaged(DAMAGE_UNREADABLE, f"frame claims {raw_len} bytes")
     stored = memoryview(frame)[FRAME_HEADER:]
     if _checksum(digest, frame[: _FRAME.size], stored) != frame[_FRAME.size : FRAME_HEADER]:

@@ -105,6 +105,11 @@ class Transaction:
                 seen += 1
                 found = cursor.next()
 
+    def names(self, table: str) -> Iterator[bytes]:
+        """Names of all rows, in order."""
+        with self._txn.cursor(db=self._tables[table]) as cursor:
+            yield from cursor.iternext(keys=True, values=False)
+
     def entries(self, table: str) -> int:
         return int(self._txn.stat(self._tables[table])["entries"])
 
@@ -146,6 +151,13 @@ class Transaction:
         else:
             self.remove_row("refs", digest.raw)
             self.erase(digest)
+
+    def recount(self, digest: Digest, count: int) -> None:
+        """Set how many rows name a frame."""
+        if count:
+            self.put("refs", digest.raw, count.to_bytes(4, "big"))
+        else:
+            self.remove_row("refs", digest.raw)
 
     def erase(self, digest: Digest) -> None:
         """Remove a frame's bytes. References stay counted; readers see `missing-blob`."""

@@ -62,13 +62,14 @@ BATCH_ROWS = 256
 
 @dataclass(frozen=True)
 class Stored:
-    """One row of the index as `scan` yields it; `record` is None if it is damaged."""
+    """One row of the index as `scan` yields it; `record` is None if it is damaged, and `damage` says how."""
 
     id: bytes
     layer: str
     key: Key
     record: Record | None
     used_ns: int
+    damage: str = ""
 
 
 class Store:
@@ -101,6 +102,9 @@ class Store:
         signing_key: bytes | None = None,
     ) -> Store:
         """Open the store under `root`, creating it if needed.
+
+        With a `signing_key` of 32 bytes, what is written is tagged with it, and an entry without its tag is dropped
+        and counted (as `refused`) like a damaged one.
 
         A file that LMDB cannot read is set aside under a dated name and a new one is made
         (counted as `damaged`, reason `unreadable-store`). Raises `NewerStore` or `StoreError`
@@ -222,7 +226,7 @@ class Store:
 
     def _joined(self, record: Record, frames: Sequence[bytes]) -> bytes:
         pieces = [
-            self._unpack(segment.digest, frame) if segment.digest else segment.data
+            self._unpack(segment.digest, frame, segment.length) if segment.digest else segment.data
             for segment, frame in zip(record.segments, frames, strict=True)
         ]
         return b"".join(pieces)
@@ -233,10 +237,10 @@ class Store:
             frame = txn.frame(digest)
         return self._unpack(digest, frame)
 
-    def _unpack(self, digest: Digest, frame: bytes) -> bytes:
+    def _unpack(self, digest: Digest, frame: bytes, length: int | None = None) -> bytes:
         if not frame:
             raise Damaged(DAMAGE_MISSING_BLOB, repr(digest))
-        return unpack_frame(digest, frame, signed=self._signing_key is not None)
+        return unpack_frame(digest, frame, length, signed=self._signing_key is not None)
 
     def parts(self, layer: str, key: Key) -> list[Part]:
         """The part list kept with an entry, with the values a person would read; empty if there is none."""
@@ -274,12 +278,13 @@ class Store:
                 used = [txn.get("access", row) for row, _ in batch]
             for (row, data), stamp in zip(batch, used, strict=True):
                 name, key = parse_row(row)
+                record, damage = None, ""
                 try:
-                    record: Record | None = self._record(row, name, key, data)
-                except Damaged:
-                    record = None  # reported as such; whoever reads the entry drops and counts it
+                    record = self._record(row, name, key, data)
+                except Damaged as damaged:
+                    damage = damaged.reason  # reported as such; whoever reads the entry drops and counts it
                 created = record.created_ns if record else 0
-                yield Stored(row, name, key, record, int.from_bytes(stamp, "big") if stamp else created)
+                yield Stored(row, name, key, record, int.from_bytes(stamp, "big") if stamp else created, damage)
             if len(batch) < BATCH_ROWS:
                 return
             after = batch[-1][0]
