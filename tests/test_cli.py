@@ -248,7 +248,7 @@ def test_gc_keeps_what_was_used_last_below_the_size(tmp_path, monkeypatch):
     opened.write([Draft("aot", key("names the first"), b"a", links=[("fx", key("0"))], created_ns=NOW + 99)])
     opened.close()
     assert call("gc").stdout == "Evicted 0 entries (0 B).\n"
-    assert re.fullmatch(r"Would evict 1\.\d MiB of [\d.]+ MiB in use\.\n", call("gc", "--max-size", "1MB", "--dry-run").stdout)
+    assert call("gc", "--max-size", "1MB", "--dry-run").stdout == "Would evict 1 MiB of 2 MiB in use.\n"
     assert left(tmp_path / "s") == 21
     assert call("gc", "--max-size", "1MB").exit_code == 0
     opened = Store.open(tmp_path / "s")
