@@ -119,7 +119,11 @@ class Manager(FileCacheManager):  # type: ignore[misc]
             value = active.cache.get("triton", _key_of(self.key, filename))
             if value is None:
                 return
-            members = group.unpack(value)
+            try:
+                members = group.unpack(value)
+            except (ValueError, TypeError) as error:
+                active.spoiled("triton", _key_of(self.key, filename), "", "entry does not load", error)
+                return
             paths = {name: super(Manager, self).put(data, name, binary=True) for name, data in members.items()}
             if not _is_module(filename):
                 super().put_group(filename, paths)
