@@ -6,8 +6,8 @@ the environment, so processes that a test starts share them.
 
 from __future__ import annotations
 
-from collections import defaultdict
 import os
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
