@@ -19,6 +19,7 @@ from torch._functorch._aot_autograd import autograd_cache  # noqa: E402
 from torch._inductor import codecache  # noqa: E402
 
 import kcache  # noqa: E402
+from kcache import group  # noqa: E402
 from kcache.hooks import guarded, session  # noqa: E402
 
 A, B = torch.randn(4, 4), torch.randn(4, 4)
@@ -207,6 +208,31 @@ def test_a_shared_object_that_does_not_load_is_built_again():
     (stored,) = session.current().cache.store.scan("cpp")
     assert stored.record is not None and stored.record.raw_size > 1000
     assert run() == "[]"
+
+
+@pytest.mark.parametrize(
+    "value", [b"no group", group.pack({"kern.json": b"{"}), group.pack({"other.json": b"{}"})], ids=["bytes", "json", "file"]
+)
+def test_a_group_of_artifacts_that_triton_could_not_read_is_removed(value):
+    triton = pytest.importorskip("kcache.hooks.triton")
+    manager = triton.Manager("0" * 64)
+    key = triton._key_of(manager.key, "kern.json")
+    session.current().cache.put("triton", key, value)
+    manager._materialise("kern.json")
+    assert errors() == [("triton", "entry does not load")]
+    assert manager.get_group("kern.json") in (None, {})
+    assert session.current().cache.candidates("triton", key) == []
+
+
+def test_a_tuning_result_that_is_no_json_is_removed(tmp_path):
+    from kcache.hooks import tune
+
+    path = str(tmp_path / f"kernel{tune.SUFFIX}")
+    session.current().cache.put("tune", tune.key_of(path), b"{", guards=tune.PLAIN)
+    assert tune.best(path) is None
+    assert errors() == [("tune", "entry does not load")]
+    tune.keep(path, b'{"num_warps": 4}')
+    assert tune.best(path) == b'{"num_warps": 4}'
 
 
 def test_which_errors_speak_of_the_machine():
