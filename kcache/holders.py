@@ -39,6 +39,8 @@ from .errors import StoreError
 NAME = "holders"
 TURN_WAIT = 1.0
 """Seconds that a writer waits for its turn; then the write is skipped and counted."""
+JOIN_WAIT = 5.0
+"""Seconds that whoever opens a store waits for another who has it `alone`; then it goes without."""
 _SLOTS = 1024
 _HEAD, _SLOT = 64, 16
 _SIZE = _HEAD + _SLOTS * _SLOT
@@ -135,7 +137,7 @@ class Holders:
         """Slots whose processes ended inside a transaction."""
         if not any(self._map[_HEAD::_SLOT]):
             return []  # nobody is inside: the usual case, and no lock is needed to see it
-        with self._locked(_SCAN, time.monotonic() + TURN_WAIT, TURN_WAIT):
+        with self._locked(_SCAN, time.monotonic() + JOIN_WAIT, JOIN_WAIT):
             return [slot for slot in range(_SLOTS) if self._map[_HEAD + _SLOT * slot] and self._is_dead(slot)]
 
     def forgive(self, slots: list[int]) -> None:
@@ -148,7 +150,7 @@ class Holders:
     def join(self) -> None:
         """Take a free slot. Raises `StoreError` if there is none or if another PID namespace has the store open."""
         own = _pid_namespace()
-        with self._locked(_SCAN, time.monotonic() + TURN_WAIT, TURN_WAIT):
+        with self._locked(_SCAN, time.monotonic() + JOIN_WAIT, JOIN_WAIT):
             free = -1
             for slot in range(_SLOTS):
                 at = _HEAD + _SLOT * slot

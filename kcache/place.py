@@ -9,6 +9,9 @@
 it; of two that make it at once, one wins and the other uses the winner's. Nothing that is not
 ours is used, changed or removed: every doubt raises `StoreError`, which says what to do.
 
+Whoever may write to `root` could exchange `v1` between a check and its use, so `root` is its user's or
+the system's too, and not writable by others unless the sticky bit protects what is in it.
+
 Nothing here opens `data.mdb` or `lock.mdb`: closing any descriptor of theirs would drop the
 locks (POSIX) that this process holds through LMDB.
 """
