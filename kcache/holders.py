@@ -69,7 +69,7 @@ class Holders:
         self._turn = threading.Lock()
         self._count = threading.Lock()
         self._inside = 0
-        self._slot = -1
+        self._slot, self._state = -1, 0
 
     def close(self) -> None:
         """Leave the slot. In a forked child only memory and a descriptor of the child's own are given back."""
@@ -124,14 +124,15 @@ class Holders:
         """Note that this process is inside a transaction."""
         with self._count:
             self._inside += 1
-            self._map[_HEAD + _SLOT * self._slot] = _INSIDE
+            if self._inside == 1:
+                self._map[self._state] = _INSIDE
 
     def leave(self) -> None:
         """Note that one thread has left its transaction."""
         with self._count:
             self._inside -= 1
             if not self._inside:
-                self._map[_HEAD + _SLOT * self._slot] = 0
+                self._map[self._state] = 0
 
     def died_inside(self) -> list[int]:
         """Slots whose processes ended inside a transaction."""
@@ -170,7 +171,7 @@ class Holders:
             if free < 0 or not self._try(_HEAD + _SLOT * free):
                 raise StoreError(f"{self._home} is open in {_SLOTS} processes already", reason="readers-full")
             _NAMESPACE.pack_into(self._map, _HEAD + _SLOT * free + 8, own)
-            self._slot = free
+            self._slot, self._state = free, _HEAD + _SLOT * free
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:

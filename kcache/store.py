@@ -230,6 +230,8 @@ class Store:
             return None
 
     def _joined(self, record: Record, frames: Sequence[bytes]) -> bytes:
+        if len(frames) == 1 and (only := record.segments[0]).digest:
+            return self._unpack(only.digest, frames[0], only.length)
         pieces = [
             self._unpack(segment.digest, frame, segment.length) if segment.digest else segment.data
             for segment, frame in zip(record.segments, frames, strict=True)
