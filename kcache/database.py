@@ -42,7 +42,12 @@ OPEN_WAIT = 5.0
 """Seconds for which opening waits for its turn: LMDB hands out its tables in a writing transaction."""
 _SLACK = 4 * MIB
 """Room above a file that is already larger than its limit: without it nothing could be evicted."""
-_BROKEN = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError, lmdb.PanicError)
+_BROKEN = (
+    *(lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError, lmdb.PanicError),
+    # kcache gives no cause for these, so they speak of the file: a name of no bytes, a tree without end, a
+    # transaction in which LMDB met something that it did not report.
+    *(lmdb.BadTxnError, lmdb.BadValsizeError, lmdb.CursorFullError, lmdb.IncompatibleError, lmdb.PageFullError),
+)
 _READERS = 1022
 
 
@@ -294,7 +299,12 @@ def _check_length(env: lmdb.Environment, home: Path, holders: Holders | None) ->
 
 def _check_format(database: Database) -> None:
     with database.transaction() as txn:
-        found = int(txn.get("meta", b"format") or VERSION)
+        data = txn.get("meta", b"format")
+    if data is None:
+        return
+    if not data.isdigit():
+        raise lmdb.CorruptedError(f"its format is given as {data[:20]!r}")
+    found = int(data)
     if found > VERSION:
         raise NewerStore(f"{database.home} has format {found}, newer than this kcache reads ({VERSION})")
 
