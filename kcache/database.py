@@ -44,9 +44,10 @@ _SLACK = 4 * MIB
 """Room above a file that is already larger than its limit: without it nothing could be evicted."""
 _BROKEN = (
     *(lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError, lmdb.PanicError),
-    # kcache gives no cause for these, so they speak of the file: a name of no bytes, a tree without end, a
-    # transaction in which LMDB met something that it did not report.
-    *(lmdb.BadTxnError, lmdb.BadValsizeError, lmdb.CursorFullError, lmdb.IncompatibleError, lmdb.PageFullError),
+    # kcache gives no cause for these, so they speak of the file: a name of no bytes, a tree without end, a table that
+    # became another, a transaction in which LMDB met something that it did not report.
+    *(lmdb.BadValsizeError, lmdb.CursorFullError, lmdb.PageFullError, lmdb.IncompatibleError, lmdb.BadDbiError),
+    lmdb.BadTxnError,
 )
 _READERS = 1022
 
@@ -158,10 +159,13 @@ def acquire(home: Path, limit: int, *, readonly: bool) -> Database:
     Raises `Unreadable` if the file is damaged, `NewerStore`, or `StoreError`.
     """
     try:
-        known = _open.get(identity(home))
+        here: tuple[int, int] | None = identity(home)
     except FileNotFoundError:
-        known = None
+        here = None
+    known = _open.get(here) if here else None
     if known is None:
+        if any(left.pid != os.getpid() and left.identity == here for left in _leaked):
+            raise StoreError(f"{home} was in use in the parent at the moment of the fork", reason="fork")
         known = _open_checked(home, limit, readonly=readonly)
         _open[known.identity] = known
     elif known.pid != os.getpid():
@@ -240,9 +244,10 @@ def _open_checked(home: Path, limit: int, *, readonly: bool) -> Database:
     except BaseException as error:
         if env is not None:
             env.close()
+        broken = isinstance(error, _BROKEN) or (env is None and _refused_by_binding(error) and _unsound(home, holders))
         if holders is not None:
             holders.close()
-        if isinstance(error, _BROKEN):
+        if broken:
             raise Unreadable(f"{home} cannot be read: {error}", reason="unreadable-store") from error
         if isinstance(error, (lmdb.Error, OSError)):
             raise _explained(error, home) from error
@@ -276,6 +281,16 @@ def _check_tree(home: Path, holders: Holders) -> None:
     if found:
         raise lmdb.CorruptedError(f"a process died reading it, and {found[0]}")
     holders.forgive(dead)
+
+
+def _refused_by_binding(error: BaseException) -> bool:
+    """Whether py-lmdb itself would not open the file, for which it has one error: a version in it that LMDB never had."""
+    return type(error) is lmdb.Error and not error.code
+
+
+def _unsound(home: Path, holders: Holders | None) -> bool:
+    with holders.turn() if holders else contextlib.nullcontext():
+        return bool(problems(home))
 
 
 def _check_length(env: lmdb.Environment, home: Path, holders: Holders | None) -> None:

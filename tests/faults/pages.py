@@ -12,6 +12,8 @@ import os
 import random
 import shutil
 import signal
+import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +31,8 @@ PAGE = 4096
 HANGS = 20
 """Seconds after which a process counts as hanging."""
 WRONG, USELESS = 3, 4
+_META = struct.Struct("<64x Q 40x Q 8x Q")
+"""Of a meta page, behind its header: the root of the free pages, the root of the tables, the transaction."""
 
 
 def base(root: Path) -> None:
@@ -109,6 +113,13 @@ def tree_pages(file: bytes) -> list[int]:
     return found
 
 
+def vital_pages(file: bytes) -> list[int]:
+    """Offsets of the pages that are read while a store is opened: metas, and the roots that the newer one names."""
+    newer = max((0, PAGE), key=lambda meta: _META.unpack_from(file, meta + 16)[-1])
+    free, main, _ = _META.unpack_from(file, newer + 16)
+    return [0, PAGE, *(PAGE * root for root in (free, main) if root < len(file) // PAGE)]
+
+
 # --- those who use it ---
 
 
@@ -173,7 +184,7 @@ def usable(root: Path) -> int:
             if entries.read(store, 4000) == entries.value(4000):
                 return 0
         except StoreError as error:
-            print(error, flush=True)
+            print(error, file=sys.stderr)
     return USELESS
 
 
@@ -187,10 +198,10 @@ def run(folder: str, files: int = 1000, seed: int = 1) -> Figures:
     origin, root = Path(folder) / "base", Path(folder) / "copy"
     base(origin)
     whole = (origin / "v1" / "data.mdb").read_bytes()
-    pages = tree_pages(whole)
+    pages, vital = tree_pages(whole), vital_pages(whole)
     for n in range(files):
         damage = DAMAGES[n % len(DAMAGES)]
-        at = drawn.choice(pages)
+        at = drawn.choice(vital if n % 4 == 0 else pages)
         file = bytearray(whole)
         damage(file, at, drawn)
         shutil.rmtree(root, ignore_errors=True)

@@ -97,7 +97,6 @@ def base(folder: Path) -> Path:
     return root
 
 
-
 class Steps:
     """One deed, killed at one step after another, each time on a fresh copy of `base`."""
 
