@@ -26,7 +26,7 @@ from .counters import CURRENT, Stats
 from .digest import Key, Part
 from .draft import Draft
 from .entry import Record
-from .errors import Damaged, KcacheError, reason_of
+from .errors import Damaged, KcacheError, StoreError, reason_of
 from .rows import index_row
 from .store import Store
 from .writer import Writer
@@ -78,8 +78,19 @@ class Cache:
 
     @classmethod
     def open(cls, settings: Settings, stats: Stats = CURRENT) -> Cache:
-        """Open the store that `settings` names. Raises `StoreError` if it may not be used."""
-        return cls(Store.open(settings.dir, max_size=settings.max_size, stats=stats), settings, stats)
+        """Open the store that `settings` names; one that cannot be written only to read, saying so in one warning.
+
+        Raises `StoreError` if it may not be used.
+        """
+        try:
+            store = Store.open(settings.dir, max_size=settings.max_size, stats=stats)
+        except StoreError as error:
+            if error.reason != "read-only" or settings.strict:
+                raise
+            store = Store.open(settings.dir, max_size=settings.max_size, readonly=True, stats=stats)
+            stats.count("store", "skipped", reason="read-only")
+            log.warning("kcache: %s; nothing will be stored", error)
+        return cls(store, settings, stats)
 
     @classmethod
     def temporary(cls, directory: Path | str, settings: Settings, stats: Stats = CURRENT) -> Cache:
@@ -214,7 +225,8 @@ class Cache:
                 if self.store.fetch("index", row) is None:
                     raise _Removed(damage.reason, "removed meanwhile") from damage
                 self.stats.count(layer, "damaged", reason=damage.reason)
-                self._guard(layer, lambda: self.store.drop(layer, key, variant, record), None)
+                if not self.store.readonly:
+                    self._guard(layer, lambda: self.store.drop(layer, key, variant, record), None)
                 raise
             self._writer.touch(row)
             return value
@@ -250,7 +262,7 @@ class Cache:
 
     def _finish(self) -> None:
         self._writer.drain()
-        run = self.stats.take() if self._keep_runs else None
+        run = self.stats.take() if self._keep_runs and not self.store.readonly else None
         if run is None or not run.layers:
             return
         facts: dict[str, Any] = {

@@ -28,7 +28,7 @@ from lmdb.verify import VerifyError
 from lmdb.verify import verify as walk
 
 from .entry import VERSION
-from .errors import NewerStore, StoreError
+from .errors import REASON_OF_ERRNO, NewerStore, StoreError
 from .gate import Gate
 from .holders import Holders
 from .rows import TABLES, Transaction
@@ -196,14 +196,18 @@ def forget(database: Database) -> None:
 
 
 def make(directory: Path) -> None:
-    """Put an empty database into `directory`."""
-    env = _open_lmdb(directory, MIB * 4, readonly=False)
+    """Put an empty database into `directory`. Raises `StoreError` or `OSError`."""
+    env = None
     try:
+        env = _open_lmdb(directory, MIB * 4, readonly=False)
         tables = _open_tables(env)
         with env.begin(write=True) as txn:
             txn.put(b"format", str(VERSION).encode(), db=tables["meta"])
+    except lmdb.Error as error:
+        raise _explained(error, directory) from error
     finally:
-        env.close()
+        if env is not None:
+            env.close()
     Holders(directory).close()
     # LMDB leaves holes in the table of readers; a hole that is touched on a full disk ends the process.
     descriptor = os.open(directory / "lock.mdb", os.O_RDWR | os.O_CLOEXEC)
@@ -284,7 +288,7 @@ def _check_tree(home: Path, holders: Holders) -> None:
 
 
 def _refused_by_binding(error: BaseException) -> bool:
-    """Whether py-lmdb itself would not open the file, for which it has one error: a version in it that LMDB never had."""
+    """Whether py-lmdb itself would not open the file: for a version that LMDB never had it has no error of its own."""
     return type(error) is lmdb.Error and not error.code
 
 
@@ -361,21 +365,12 @@ _REASONS = (
     (lmdb.LockError, "lock"),
     (lmdb.ReadonlyError, "read-only"),
 )
-_ERRNO = {
-    errno.ENOSPC: "disk-full",
-    errno.EDQUOT: "quota",
-    errno.EFBIG: "file-size-limit",
-    errno.EROFS: "read-only",
-    errno.EACCES: "not-permitted",
-    errno.EPERM: "not-permitted",
-    errno.ENOMEM: "no-memory",
-}
 
 
 def _explained(error: lmdb.Error | OSError, home: Path) -> StoreError:
     reason = next((name for kind, name in _REASONS if isinstance(error, kind)), "")
     number = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
-    reason = reason or _ERRNO.get(number or 0, "") or (_why_short(home) if number == errno.EIO else "")
+    reason = reason or REASON_OF_ERRNO.get(number or 0, "") or (_why_short(home) if number == errno.EIO else "")
     return StoreError(f"{home}: {error}" + (f" ({reason})" if reason else ""), reason=reason)
 
 

@@ -74,7 +74,10 @@ class Writer:
     # --- what callers use ---
 
     def put(self, draft: Draft) -> bool:
-        """Queue `draft`. False, and counted as skipped, if too much is waiting already."""
+        """Queue `draft`. False, and counted as skipped, if too much is waiting already or nothing can be stored."""
+        if self._store.readonly:
+            self._stats.count(draft.layer, "skipped", reason="read-only")
+            return False
         with self._here():
             if self._bytes + draft.size > self._limit:
                 self._stats.count(draft.layer, "skipped", reason="queue-full")
