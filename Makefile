@@ -28,7 +28,9 @@ lint: $(STAMP)  ## style, types, and who may import whom
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(STAMP)  ## cold and warm starts against stock, into bench/results/ and README.md
+bench: $(STAMP)  ## starts against stock and the store against others, into bench/results/ and README.md
+	$(PIP) -e '.[bench]'
+	$(BIN)/python bench/store.py --json bench/results/store.json
 	$(BIN)/python bench/cache_hits.py --runs $(RUNS) --json bench/results/cache_hits.json --readme README.md
 
 clean:  ## remove what make made

@@ -72,32 +72,31 @@ class Cache:
         self._writer = Writer(store, stats, strict=settings.strict)
         self._keep_runs = keep_runs
         self._started_ns = time.time_ns()
-        self._warned = False
         self._closed = False
         atexit.register(self._at_exit)
 
     @classmethod
-    def open(cls, settings: Settings, stats: Stats = CURRENT) -> Cache:
+    def open(cls, settings: Settings, stats: Stats = CURRENT, *, keep_runs: bool = True) -> Cache:
         """Open the store that `settings` names; one that cannot be written only to read, saying so in one warning.
 
         Raises `StoreError` if it may not be used.
         """
+        given: dict[str, Any] = {"max_size": settings.max_size, "stats": stats, "signing_key": settings.signing_key}
         try:
-            store = Store.open(settings.dir, max_size=settings.max_size, stats=stats)
+            store = Store.open(settings.dir, **given)
         except StoreError as error:
             if error.reason != "read-only" or settings.strict:
                 raise
-            store = Store.open(settings.dir, max_size=settings.max_size, readonly=True, stats=stats)
+            store = Store.open(settings.dir, readonly=True, **given)
             stats.count("store", "skipped", reason="read-only")
             log.warning("kcache: %s; nothing will be stored", error)
-        return cls(store, settings, stats)
+        return cls(store, settings, stats, keep_runs=keep_runs)
 
     @classmethod
     def temporary(cls, directory: Path | str, settings: Settings, stats: Stats = CURRENT) -> Cache:
         """A cache of its own in `directory`, with the other settings as given. It records no run."""
         settings = replace(settings, dir=Path(directory))
-        store = Store.open(settings.dir, max_size=settings.max_size, stats=stats)
-        return cls(store, settings, stats, keep_runs=False)
+        return cls.open(settings, stats, keep_runs=False)
 
     # --- looking up ---
 
@@ -112,6 +111,17 @@ class Cache:
 
     def get(self, layer: str, key: Key) -> bytes | None:
         """The value of the first variant that loads, counted as a hit; None, counted as a miss, if none does."""
+        if not self._writer.pending(layer, key):
+            found = None
+            try:
+                found = self.store.plain(layer, key)
+            except (KcacheError, OSError) as error:
+                self._failed(layer, error)
+            if found is not None:
+                row, record, value = found
+                self._writer.touch(row)
+                self.stats.hit(layer, record.cost_ns)
+                return value
         reason = "absent"
         for candidate in self.candidates(layer, key):
             try:
@@ -122,14 +132,13 @@ class Cache:
             except Damaged as damage:
                 if self.settings.strict:
                     raise
-                reason = f"damaged: {damage.reason}"
+                reason = f"{damage.outcome}: {damage.reason}"
                 continue
             except KcacheError as error:
                 self._failed(layer, error)
                 reason = "error"
                 continue
-            self.stats.count(layer, "hit")
-            self.stats.saved(layer, candidate.cost_ns)
+            self.stats.hit(layer, candidate.cost_ns)
             return value
         self.stats.count(layer, "miss", reason=reason)
         return None
@@ -224,7 +233,7 @@ class Cache:
             except Damaged as damage:
                 if self.store.fetch("index", row) is None:
                     raise _Removed(damage.reason, "removed meanwhile") from damage
-                self.stats.count(layer, "damaged", reason=damage.reason)
+                self.stats.count(layer, damage.outcome, reason=damage.reason)
                 if not self.store.readonly:
                     self._guard(layer, lambda: self.store.drop(layer, key, variant, record), None)
                 raise
@@ -256,9 +265,7 @@ class Cache:
         self.stats.count(layer, "error", reason=f"read: {reason_of(error)}")
         if self.settings.strict:
             raise error
-        if not self._warned:
-            self._warned = True
-            log.warning("kcache: %s; compiling without it", error)
+        self._writer.warn(f"{error}; compiling without it")
 
     def _finish(self) -> None:
         self._writer.drain()
@@ -271,7 +278,12 @@ class Cache:
             "started_ns": self._started_ns,
             "ended_ns": time.time_ns(),
         }
-        self._guard("store", lambda: self.store.add_run({**facts, **run.to_dict()}), None)
+        try:
+            self.store.add_run({**facts, **run.to_dict()})
+        except (KcacheError, OSError) as error:
+            self._writer.failed(error)
+            if self.settings.strict:
+                raise
 
     def _at_exit(self) -> None:
         try:

@@ -55,6 +55,7 @@ COUNTERS = (
     Counter("stored", "Stored", "write"),
     Counter("skipped", "Not stored", "write"),
     Counter("damaged", "Damaged", "trouble"),
+    Counter("refused", "Refused", "trouble"),
     Counter("error", "Errors", "trouble"),
 )
 _OUTCOMES = frozenset(counter.id for counter in COUNTERS)
@@ -178,6 +179,14 @@ class Stats:
             self._counts[layer, outcome] += n
             if reason:
                 self._reasons[layer, outcome, reason] += n
+
+    def hit(self, layer: str, saved_ns: int) -> None:
+        """Count a hit and what it saved."""
+        if self._pid != os.getpid():
+            self._reset()
+        with self._lock:
+            self._counts[layer, "hit"] += 1
+            self._saved[layer] += saved_ns
 
     def saved(self, layer: str, ns: int) -> None:
         """A hit in `layer` made `ns` nanoseconds of compiling unnecessary."""

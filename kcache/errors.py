@@ -6,7 +6,8 @@
     ├─ ConfigError      a setting cannot be used; names it and where it came from
     ├─ StoreError       the store cannot be opened, is not ours, or has no room
     │  └─ NewerStore    the store was written by a newer kcache; it is left alone
-    ├─ Damaged          one entry's bytes are not what was written; carries a Reason
+    ├─ Damaged          one entry's bytes are not what was written; carries a reason
+    │  └─ Refused       one entry is whole, but not tagged with the signing key in use
     ├─ Opaque           a name that a program depends on could not be followed
     └─ ShapeError       torch or Triton does not look as a seam expects
 
@@ -49,9 +50,18 @@ class Damaged(KcacheError):
     and the caller sees a miss.
     """
 
+    outcome = "damaged"
+    """What it is counted as."""
+
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
+
+
+class Refused(Damaged):
+    """An entry was not made with the signing key in use. Dropped and counted like damage, as `refused`."""
+
+    outcome = "refused"
 
 
 DAMAGE_TRUNCATED = "truncated"
@@ -60,6 +70,8 @@ DAMAGE_BAD_CHECKSUM = "bad-checksum"
 DAMAGE_WRONG_KEY = "wrong-key"
 DAMAGE_MISSING_BLOB = "missing-blob"
 DAMAGE_UNREADABLE = "unreadable"
+REFUSED_UNTAGGED = "untagged"
+REFUSED_WRONG_TAG = "wrong-tag"
 
 
 class Opaque(KcacheError):

@@ -45,6 +45,8 @@ _SIZE = _HEAD + _SLOTS * _SLOT
 _TURN, _SCAN = 0, 1
 _INSIDE = 1
 _NAMESPACE = struct.Struct("<Q")
+_FLOCK = struct.Struct("hhlli0l")
+"""The kernel's `struct flock`: type, whence, start, length, pid."""
 
 
 class Holders:
@@ -167,6 +169,28 @@ class Holders:
                 raise StoreError(f"{self._home} is open in {_SLOTS} processes already", reason="readers-full")
             _NAMESPACE.pack_into(self._map, _HEAD + _SLOT * free + 8, own)
             self._slot = free
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep every other process out of the store until the block ends. Not for one that has joined.
+
+        Raises `StoreError`, reason `in-use`, if any has the store open.
+        """
+        with self.turn(), self._locked(_SCAN, time.monotonic() + TURN_WAIT, TURN_WAIT):
+            pids = [self._locked_by(slot) for slot in range(_SLOTS) if not self._is_dead(slot)]
+            if pids:
+                named = ", ".join(str(pid) for pid in sorted(pids)[:8]) + (" and others" if len(pids) > 8 else "")
+                raise StoreError(
+                    f"{self._home} is in use by {len(pids)} other processes ({named}). Try again when they have ended",
+                    reason="in-use",
+                )
+            yield
+
+    def _locked_by(self, slot: int) -> int:
+        """Pid of the process that holds `slot`; 0 if it is not one of this PID namespace, or has just left."""
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _HEAD + _SLOT * slot, 1, 0)
+        answer: tuple[int, ...] = _FLOCK.unpack(fcntl.fcntl(self._file, fcntl.F_GETLK, asked))
+        return answer[-1]
 
     def _is_dead(self, slot: int) -> bool:
         if slot == self._slot or not self._try(_HEAD + _SLOT * slot):

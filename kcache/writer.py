@@ -52,7 +52,8 @@ class Writer:
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._change = threading.Condition()
+        self._lock = threading.Lock()
+        self._change = threading.Condition(self._lock)
         self._queue: list[Draft] = []
         self._pending: dict[tuple[str, Key], list[Draft]] = {}
         self._touched: set[bytes] = set()
@@ -101,7 +102,8 @@ class Writer:
 
     def touch(self, row: bytes) -> None:
         """Note a use of an index row; written with the next batch or at the end."""
-        with self._here():
+        self._here()
+        with self._lock:  # quicker than the condition, and every hit comes here
             self._touched.add(row)
 
     def flush(self, timeout: float = 30.0) -> bool:
@@ -184,7 +186,7 @@ class Writer:
             for draft, reason in zip(batch, self._store.write(batch), strict=True):
                 self._stats.count(draft.layer, "skipped" if reason else "stored", reason=reason)
         except Exception as error:
-            self._failed(error, batch)
+            self.failed(error, batch)
         with self._change:
             for draft in batch:
                 name = (draft.layer, draft.key)
@@ -204,14 +206,19 @@ class Writer:
         try:
             self._store.touch(touched)
         except Exception as error:
-            self._failed(error, ())
+            self.failed(error)
 
-    def _failed(self, error: Exception, batch: Sequence[Draft]) -> None:
+    def failed(self, error: Exception, batch: Sequence[Draft] = ()) -> None:
+        """Count `error` for each draft of `batch`, or once for the store, and warn."""
         reason = f"write: {reason_of(error)}"
         for layer in [draft.layer for draft in batch] or ["store"]:
             self._stats.count(layer, "error", reason=reason)
         if self._strict:
             self._error = error
+        self.warn(f"nothing was stored: {error}")
+
+    def warn(self, text: str) -> None:
+        """Warn, once in the life of a cache: what follows from one cause is many errors, and all are counted."""
         if not self._warned:
             self._warned = True
-            log.warning("kcache: nothing was stored: %s", error)
+            log.warning("kcache: %s", text)

@@ -45,6 +45,7 @@ def enable(
     strict: bool | None = None,
     link: str | None = None,
     jobs: int | None = None,
+    signing_key: str | None = None,
 ) -> bool:
     """Switch kcache on for this process; call it before the first compile.
 
@@ -54,7 +55,15 @@ def enable(
     `KCACHE=0` in the environment switches it off whatever the program says: False, silently.
     A second call changes nothing and returns True. Thread-safe.
     """
-    given = {"dir": dir, "max_size": max_size, "key_env": key_env, "strict": strict, "link": link, "jobs": jobs}
+    given = {
+        "dir": dir,
+        "max_size": max_size,
+        "key_env": key_env,
+        "strict": strict,
+        "link": link,
+        "jobs": jobs,
+        "signing_key": signing_key,
+    }
     with _lock:
         if session.CURRENT is not None:
             return True
