@@ -241,3 +241,7 @@ def summed(crowd: Crowd) -> Figures:
     figures.faults["too large"] += store.size_on_disk() > MAX_SIZE
     store.close()
     return figures
+
+
+def run_in(folder: str, seconds: float) -> Figures:
+    return run(Path(folder) / "crowd", seconds=seconds)
