@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 RUNS ?= 5
 
-.PHONY: demo test edits corpus lint bench clean
+.PHONY: demo test edits corpus faults lint bench clean
 
 demo: $(STAMP)  ## what kcache does, beside stock torch
 	$(BIN)/python bench/demo.py
@@ -22,6 +22,9 @@ edits: $(STAMP)  ## the table of edits: which must hit, which must miss
 corpus: $(STAMP)  ## the kernels of public packages under mechanical edits; a quarter of an hour
 	$(PIP) -e '.[corpus]'
 	$(BIN)/python -m tests.corpus.run liger_kernel fla
+
+faults: $(STAMP)  ## crowds under kill -9, power loss, damage, full disks, at full numbers; half an hour
+	$(BIN)/python -m tests.faults.run --json bench/results/faults.json
 
 lint: $(STAMP)  ## style, types, and who may import whom
 	$(BIN)/ruff check .

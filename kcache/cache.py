@@ -26,7 +26,7 @@ from .counters import CURRENT, Stats
 from .digest import Key, Part
 from .draft import Draft
 from .entry import Record
-from .errors import Damaged, KcacheError, reason_of
+from .errors import Damaged, KcacheError, StoreError, reason_of
 from .rows import index_row, variant_id
 from .store import Store
 from .writer import Writer
@@ -72,14 +72,24 @@ class Cache:
         self._writer = Writer(store, stats, strict=settings.strict)
         self._keep_runs = keep_runs
         self._started_ns = time.time_ns()
-        self._warned = False
         self._closed = False
         atexit.register(self._at_exit)
 
     @classmethod
     def open(cls, settings: Settings, stats: Stats = CURRENT, *, keep_runs: bool = True) -> Cache:
-        """Open the store that `settings` names. Raises `StoreError` if it may not be used."""
-        store = Store.open(settings.dir, max_size=settings.max_size, stats=stats, signing_key=settings.signing_key)
+        """Open the store that `settings` names; one that cannot be written only to read, saying so in one warning.
+
+        Raises `StoreError` if it may not be used.
+        """
+        given: dict[str, Any] = {"max_size": settings.max_size, "stats": stats, "signing_key": settings.signing_key}
+        try:
+            store = Store.open(settings.dir, **given)
+        except StoreError as error:
+            if error.reason != "read-only" or settings.strict:
+                raise
+            store = Store.open(settings.dir, readonly=True, **given)
+            stats.count("store", "skipped", reason="read-only")
+            log.warning("kcache: %s; nothing will be stored", error)
         return cls(store, settings, stats, keep_runs=keep_runs)
 
     @classmethod
@@ -231,7 +241,8 @@ class Cache:
                 if self.store.fetch("index", row) is None:
                     raise _Removed(damage.reason, "removed meanwhile") from damage
                 self.stats.count(layer, damage.outcome, reason=damage.reason)
-                self._guard(layer, lambda: self.store.drop(layer, key, variant, record), None)
+                if not self.store.readonly:
+                    self._guard(layer, lambda: self.store.drop(layer, key, variant, record), None)
                 raise
             self._writer.touch(row)
             return value
@@ -261,13 +272,11 @@ class Cache:
         self.stats.count(layer, "error", reason=f"read: {reason_of(error)}")
         if self.settings.strict:
             raise error
-        if not self._warned:
-            self._warned = True
-            log.warning("kcache: %s; compiling without it", error)
+        self._writer.warn(f"{error}; compiling without it")
 
     def _finish(self) -> None:
         self._writer.drain()
-        run = self.stats.take() if self._keep_runs else None
+        run = self.stats.take() if self._keep_runs and not self.store.readonly else None
         if run is None or not run.layers:
             return
         facts: dict[str, Any] = {
@@ -276,7 +285,12 @@ class Cache:
             "started_ns": self._started_ns,
             "ended_ns": time.time_ns(),
         }
-        self._guard("store", lambda: self.store.add_run({**facts, **run.to_dict()}), None)
+        try:
+            self.store.add_run({**facts, **run.to_dict()})
+        except (KcacheError, OSError) as error:
+            self._writer.failed(error)
+            if self.settings.strict:
+                raise
 
     def _at_exit(self) -> None:
         try:

@@ -28,7 +28,7 @@ from lmdb.verify import VerifyError
 from lmdb.verify import verify as walk
 
 from .entry import VERSION
-from .errors import NewerStore, StoreError
+from .errors import REASON_OF_ERRNO, NewerStore, StoreError
 from .gate import Gate
 from .holders import Holders
 from .rows import TABLES, Transaction
@@ -42,7 +42,13 @@ OPEN_WAIT = 5.0
 """Seconds for which opening waits for its turn: LMDB hands out its tables in a writing transaction."""
 _SLACK = 4 * MIB
 """Room above a file that is already larger than its limit: without it nothing could be evicted."""
-_BROKEN = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError, lmdb.PanicError)
+_BROKEN = (
+    *(lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError),
+    # kcache gives no cause for these, so they speak of the file: a name of no bytes, a tree without end, a table that
+    # became another, a transaction in which LMDB met something that it did not report.
+    *(lmdb.BadValsizeError, lmdb.CursorFullError, lmdb.PageFullError, lmdb.IncompatibleError, lmdb.BadDbiError),
+    lmdb.BadTxnError,
+)
 _READERS = 1022
 
 
@@ -61,12 +67,39 @@ class Database:
         self.users = 0
         self.pid = os.getpid()
         self.identity = identity(home)
-        with holders.turn(OPEN_WAIT) if holders and not readonly else contextlib.nullcontext():
-            self.tables = _open_tables(env, readonly=readonly)
+        with self._turn_to_open():
+            self.tables = self._open_tables()
 
     def transaction(self, *, write: bool = False, broken: Callable[[Database], None] | None = None) -> _Inside:
         """A context of one transaction. Raises `MapFull`, `Unreadable` after `broken`, else `StoreError`."""
         return _Inside(self, write, broken)
+
+    def _turn_to_open(self) -> contextlib.AbstractContextManager[None]:
+        return self.holders.turn(OPEN_WAIT) if self.holders and not self.readonly else contextlib.nullcontext()
+
+    def _open_tables(self) -> dict[str, Any]:
+        """Handles of all tables, made if missing. Noted as a transaction, since it may be what a damaged page ends."""
+        if self.holders is not None:
+            self.holders.enter()
+        try:
+            return _open_tables(self.env, readonly=self.readonly)
+        finally:
+            if self.holders is not None:
+                self.holders.leave()
+
+    def revive(self) -> None:
+        """Open the environment anew if LMDB has given it up, as it does where it could not write a meta page.
+
+        That is a state of this process alone: the file has its last commit, and other processes go on with it.
+        """
+        with self._turn_to_open(), gate.alone():
+            try:
+                self.env.begin().abort()
+            except lmdb.PanicError:
+                size = self.env.info()["map_size"]
+                self.env.close()
+                self.env = _open_lmdb(self.home, size, readonly=self.readonly)
+                self.tables = self._open_tables()
 
     def replaced(self) -> bool:
         """Whether another process has set the file aside or put a compacted one in its place."""
@@ -122,6 +155,8 @@ class _Inside:
             if self._turn is not None:
                 self._end_turn()
         if error is not None:
+            if kind is None and not isinstance(error, MapFull):
+                self._held.revive()
             self._explain(error)
             if kind is None:
                 raise error
@@ -188,10 +223,13 @@ def acquire(home: Path, limit: int, *, readonly: bool) -> Database:
     Raises `Unreadable` if the file is damaged, `NewerStore`, or `StoreError`.
     """
     try:
-        known = _open.get(identity(home))
+        here: tuple[int, int] | None = identity(home)
     except FileNotFoundError:
-        known = None
+        here = None
+    known = _open.get(here) if here else None
     if known is None:
+        if any(left.pid != os.getpid() and left.identity == here for left in _leaked):
+            raise StoreError(f"{home} was in use in the parent at the moment of the fork", reason="fork")
         known = _open_checked(home, limit, readonly=readonly)
         _open[known.identity] = known
     elif known.pid != os.getpid():
@@ -222,14 +260,18 @@ def forget(database: Database) -> None:
 
 
 def make(directory: Path) -> None:
-    """Put an empty database into `directory`."""
-    env = _open_lmdb(directory, MIB * 4, readonly=False)
+    """Put an empty database into `directory`. Raises `StoreError` or `OSError`."""
+    env = None
     try:
+        env = _open_lmdb(directory, MIB * 4, readonly=False)
         tables = _open_tables(env)
         with env.begin(write=True) as txn:
             txn.put(b"format", str(VERSION).encode(), db=tables["meta"])
+    except lmdb.Error as error:
+        raise _explained(error, directory) from error
     finally:
-        env.close()
+        if env is not None:
+            env.close()
     Holders(directory).close()
     # LMDB leaves holes in the table of readers; a hole that is touched on a full disk ends the process.
     descriptor = os.open(directory / "lock.mdb", os.O_RDWR | os.O_CLOEXEC)
@@ -311,9 +353,10 @@ def _open_checked(home: Path, limit: int, *, readonly: bool) -> Database:
     except BaseException as error:
         if env is not None:
             env.close()
+        broken = isinstance(error, _BROKEN) or (env is None and _refused_by_binding(error) and _unsound(home, holders))
         if holders is not None:
             holders.close()
-        if isinstance(error, _BROKEN):
+        if broken:
             raise Unreadable(f"{home} cannot be read: {error}", reason="unreadable-store") from error
         if isinstance(error, (lmdb.Error, OSError)):
             raise _explained(error, home) from error
@@ -349,6 +392,16 @@ def _check_tree(home: Path, holders: Holders) -> None:
     holders.forgive(dead)
 
 
+def _refused_by_binding(error: BaseException) -> bool:
+    """Whether py-lmdb itself would not open the file: for a version that LMDB never had it has no error of its own."""
+    return type(error) is lmdb.Error and not error.code
+
+
+def _unsound(home: Path, holders: Holders | None) -> bool:
+    with holders.turn() if holders else contextlib.nullcontext():
+        return bool(problems(home))
+
+
 def _check_length(env: lmdb.Environment, home: Path, holders: Holders | None) -> None:
     """Refuse a file that was cut short: touching what is missing would be SIGBUS. Comes before any table is read."""
 
@@ -370,7 +423,12 @@ def _check_length(env: lmdb.Environment, home: Path, holders: Holders | None) ->
 
 def _check_format(database: Database) -> None:
     with database.transaction() as txn:
-        found = int(txn.get("meta", b"format") or VERSION)
+        data = txn.get("meta", b"format")
+    if data is None:
+        return
+    if not data.isdigit():
+        raise lmdb.CorruptedError(f"its format is given as {data[:20]!r}")
+    found = int(data)
     if found > VERSION:
         raise NewerStore(f"{database.home} has format {found}, newer than this kcache reads ({VERSION})")
 
@@ -412,15 +470,6 @@ _REASONS = (
     (lmdb.LockError, "lock"),
     (lmdb.ReadonlyError, "read-only"),
 )
-_ERRNO = {
-    errno.ENOSPC: "disk-full",
-    errno.EDQUOT: "quota",
-    errno.EFBIG: "file-size-limit",
-    errno.EROFS: "read-only",
-    errno.EACCES: "not-permitted",
-    errno.EPERM: "not-permitted",
-    errno.ENOMEM: "no-memory",
-}
 
 
 _SHORT = (errno.EIO, errno.EINVAL)
@@ -430,7 +479,7 @@ _SHORT = (errno.EIO, errno.EINVAL)
 def _explained(error: lmdb.Error | OSError, home: Path) -> StoreError:
     reason = next((name for kind, name in _REASONS if isinstance(error, kind)), "")
     number = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
-    reason = reason or _ERRNO.get(number or 0, "") or (_why_short(home) if number in _SHORT else "")
+    reason = reason or REASON_OF_ERRNO.get(number or 0, "") or (_why_short(home) if number in _SHORT else "")
     return StoreError(f"{home}: {error}" + (f" ({reason})" if reason else ""), reason=reason)
 
 

@@ -17,6 +17,8 @@ each becomes a counted reason, one warning and stock behaviour.
 
 from __future__ import annotations
 
+import errno
+
 
 class KcacheError(Exception):
     """Base of everything kcache raises on purpose."""
@@ -87,6 +89,18 @@ class Opaque(KcacheError):
 
 class ShapeError(KcacheError):
     """A seam's target is missing or has another signature in the torch or Triton at hand."""
+
+
+REASON_OF_ERRNO = {
+    errno.ENOSPC: "disk-full",
+    errno.EDQUOT: "quota",
+    errno.EFBIG: "file-size-limit",
+    errno.EROFS: "read-only",
+    errno.EACCES: "not-permitted",
+    errno.EPERM: "not-permitted",
+    errno.ENOMEM: "no-memory",
+}
+"""What the system refused, in the words under which it is counted."""
 
 
 def reason_of(error: BaseException) -> str:

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from . import holders
 from .entry import VERSION
-from .errors import StoreError
+from .errors import REASON_OF_ERRNO, StoreError
 from .filesystem import is_network, type_of
 
 NAME = f"v{VERSION}"
@@ -77,7 +77,10 @@ def prepare(root: Path, make: Callable[[Path], None], *, create: bool, readonly:
             _make(root, home, make)
         _check_home(home, readonly=readonly)
     except OSError as error:
-        raise StoreError(f"{root} cannot be used: {error.strerror or error}. Set KCACHE_DIR to another one") from error
+        raise StoreError(
+            f"{root} cannot be used: {error.strerror or error}. Set KCACHE_DIR to another one",
+            reason=REASON_OF_ERRNO.get(error.errno or 0, ""),
+        ) from error
     return home
 
 
@@ -103,7 +106,9 @@ def _check_home(home: Path, *, readonly: bool) -> None:
     for name in ("data.mdb", "lock.mdb", holders.NAME):
         _check_file(home / name)
     if not readonly and not os.access(home, os.W_OK | os.X_OK):
-        raise StoreError(f"{home} cannot be written. Make it writable or set KCACHE_DIR to another directory")
+        raise StoreError(
+            f"{home} cannot be written. Make it writable or set KCACHE_DIR to another directory", reason="read-only"
+        )
 
 
 def _check_file(path: Path) -> None:

@@ -34,6 +34,8 @@ from .units import MIB
 
 TABLES = ("index", "blobs", "refs", "parts", "runs", "counters", "leases", "access", "recent", "meta")
 VARIANT = 16
+_COUNT = 4
+_MAX_COUNT = 2**32 - 1
 CHUNK = MIB
 """Larger rows need that many contiguous free pages, which a used file rarely has."""
 
@@ -57,8 +59,9 @@ def index_row(layer: str, key: Key, variant: bytes) -> bytes:
 
 
 def parse_row(row: bytes) -> tuple[str, Key]:
+    """Layer and key of a row's name. Of a damaged name they are some that the row's content does not belong to."""
     layer, _, rest = row.partition(b"\0")
-    return layer.decode(), Key(rest[:SIZE])
+    return layer.decode(errors="replace"), Key(rest[:SIZE].ljust(SIZE, b"\0"))
 
 
 def _chunk_row(digest: Digest, number: int) -> bytes:
@@ -66,6 +69,8 @@ def _chunk_row(digest: Digest, number: int) -> bytes:
 
 
 _FIRST = bytes(4)
+CHUNK_ROW = SIZE + len(_FIRST)
+"""Bytes in the name of a row of `blobs`."""
 
 
 class Transaction:
@@ -136,8 +141,7 @@ class Transaction:
 
     def keep(self, digest: Digest, frame_of: Callable[[Digest], bytes]) -> None:
         """Add one reference to a frame, writing it if it is not there."""
-        count = int.from_bytes(self.get("refs", digest.raw) or b"", "big")
-        self.put("refs", digest.raw, (count + 1).to_bytes(4, "big"))
+        self.put("refs", digest.raw, (self._references(digest) + 1).to_bytes(_COUNT, "big"))
         if not self.has_frame(digest):
             frame = frame_of(digest)
             for number, start in enumerate(range(0, len(frame), CHUNK)):
@@ -145,17 +149,22 @@ class Transaction:
 
     def release(self, digest: Digest) -> None:
         """Take one reference away; a frame goes with its last."""
-        count = int.from_bytes(self.get("refs", digest.raw) or b"", "big")
+        count = self._references(digest)
         if count > 1:
-            self.put("refs", digest.raw, (count - 1).to_bytes(4, "big"))
+            self.put("refs", digest.raw, (count - 1).to_bytes(_COUNT, "big"))
         else:
             self.remove_row("refs", digest.raw)
             self.erase(digest)
 
+    def _references(self, digest: Digest) -> int:
+        """How many are counted. A damaged count is none: the frame may then leave early, and is a miss."""
+        data = self.get("refs", digest.raw) or b""
+        return int.from_bytes(data, "big") % _MAX_COUNT if len(data) == _COUNT else 0
+
     def recount(self, digest: Digest, count: int) -> None:
         """Set how many rows name a frame."""
         if count:
-            self.put("refs", digest.raw, count.to_bytes(4, "big"))
+            self.put("refs", digest.raw, count.to_bytes(_COUNT, "big"))
         else:
             self.remove_row("refs", digest.raw)
 
@@ -179,7 +188,7 @@ class Transaction:
         for digest in digests:
             self.release(digest)
         prefix = row[:-VARIANT]
-        if next(self.rows("index", prefix, limit=1), None) is None:
+        if prefix and next(self.rows("index", prefix, limit=1), None) is None:
             self._remove_parts(prefix, layer, key)
         return True
 

@@ -366,7 +366,8 @@ class Store:
         wanted = set(rows)
         with self.transaction() as txn:
             noted = {row: int.from_bytes(txn.get("access", row) or b"", "big") for row in wanted}
-        stale = [row for row, then in noted.items() if now - then > TOUCH_EVERY_NS]
+        # A time to come is damage or a clock that was set back, and would keep the entry for good.
+        stale = [row for row, then in noted.items() if not 0 <= now - then <= TOUCH_EVERY_NS]
         if not stale:
             return
         with self.transaction(write=True) as txn:

@@ -74,7 +74,10 @@ class Writer:
     # --- what callers use ---
 
     def put(self, draft: Draft) -> bool:
-        """Queue `draft`. False, and counted as skipped, if too much is waiting already."""
+        """Queue `draft`. False, and counted as skipped, if too much is waiting already or nothing can be stored."""
+        if self._store.readonly:
+            self._stats.count(draft.layer, "skipped", reason="read-only")
+            return False
         with self._here():
             if self._bytes + draft.size > self._limit:
                 self._stats.count(draft.layer, "skipped", reason="queue-full")
@@ -181,7 +184,7 @@ class Writer:
             for draft, reason in zip(batch, self._store.write(batch), strict=True):
                 self._stats.count(draft.layer, "skipped" if reason else "stored", reason=reason)
         except Exception as error:
-            self._failed(error, batch)
+            self.failed(error, batch)
         with self._change:
             for draft in batch:
                 name = (draft.layer, draft.key)
@@ -201,14 +204,19 @@ class Writer:
         try:
             self._store.touch(list(touched))
         except Exception as error:
-            self._failed(error, ())
+            self.failed(error)
 
-    def _failed(self, error: Exception, batch: Sequence[Draft]) -> None:
+    def failed(self, error: Exception, batch: Sequence[Draft] = ()) -> None:
+        """Count `error` for each draft of `batch`, or once for the store, and warn."""
         reason = f"write: {reason_of(error)}"
         for layer in [draft.layer for draft in batch] or ["store"]:
             self._stats.count(layer, "error", reason=reason)
         if self._strict:
             self._error = error
+        self.warn(f"nothing was stored: {error}")
+
+    def warn(self, text: str) -> None:
+        """Warn, once in the life of a cache: what follows from one cause is many errors, and all are counted."""
         if not self._warned:
             self._warned = True
-            log.warning("kcache: nothing was stored: %s", error)
+            log.warning("kcache: %s", text)

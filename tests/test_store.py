@@ -387,6 +387,25 @@ def test_live_bytes_stay_below_the_limit(tmp_path):
     opened.close()
 
 
+def test_eviction_leaves_dear_entries_when_others_store_and_evict_meanwhile(tmp_path, monkeypatch):
+    opened = Store.open(tmp_path / "s", max_size=16 * MIB)
+    opened.write([draft(("dear", n), os.urandom(MIB), cost_ns=100 * 10**9) for n in range(3)])
+    opened.write([draft(("old", n), os.urandom(MIB)) for n in range(3)])
+    real = room.planned
+
+    def planned_then_overtaken(given: Store) -> list[list[Row]]:
+        monkeypatch.setattr(room, "planned", real)
+        order = real(given)
+        opened.delete([group[0].id for group in order[:3]])
+        opened.write([draft(("new", n), os.urandom(MIB), created_ns=2) for n in range(3)])
+        return order
+
+    monkeypatch.setattr(room, "planned", planned_then_overtaken)
+    assert opened.evict(4 * MIB)
+    assert all(value_of(opened, ("dear", n)) for n in range(3))
+    opened.close()
+
+
 def test_recently_used_entries_stay(tmp_path):
     opened = Store.open(tmp_path / "s", max_size=16 * MIB)
     for n in range(8):

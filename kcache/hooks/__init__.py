@@ -20,7 +20,7 @@ from kcache import why
 from kcache.config import Settings
 from kcache.counters import CURRENT as STATS
 from kcache.counters import Snapshot
-from kcache.errors import KcacheError, ShapeError
+from kcache.errors import KcacheError, ShapeError, reason_of
 from kcache.hooks import session
 from kcache.hooks.patch import Patches
 
@@ -78,7 +78,7 @@ def enable(
         except KcacheError as error:
             if strict or (settings is not None and settings.strict):
                 raise
-            STATS.count("host", "error", reason=f"not enabled: {type(error).__name__}")
+            STATS.count("host", "error", reason=f"not enabled: {reason_of(error)}")
             log.warning("kcache is off: %s", error)
             return False
         session.CURRENT = session.Session(settings, cache, STATS)

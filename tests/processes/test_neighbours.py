@@ -1,0 +1,149 @@
+"""What one process may do to others on the same store: hold an old view, take every slot, live in another namespace."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from kcache import database
+from kcache.cache import Cache
+from kcache.config import Settings
+from kcache.counters import Stats
+from kcache.store import Store
+from kcache.units import MIB
+from tests.faults import entries
+
+MAX_SIZE = 16 * MIB
+
+
+def opened(root) -> Store:
+    return Store.open(root, max_size=MAX_SIZE, stats=Stats())
+
+
+def hold(root) -> tuple[int, int]:
+    """A child that reads and never ends: its pid, and a pipe that says when it is inside."""
+    inside, said = os.pipe()
+
+    def work() -> int:
+        with opened(root).transaction() as txn:
+            txn.entries("index")
+            os.write(said, b"!")
+            signal.pause()
+        return 0
+
+    pid = entries.forked(work)
+    os.close(said)
+    assert os.read(inside, 1) == b"!"
+    return pid, inside
+
+
+def test_reader_that_never_ends_costs_room_and_nothing_else(tmp_path):
+    """Pages freed after it began stay taken. Writes stop at the size of the store, and go on when it is gone."""
+    root = tmp_path / "s"
+    opened(root).close()
+    pid, pipe = hold(root)
+    store = opened(root)
+    outcomes = [store.write([entries.draft(n, MIB, created_ns=n)])[0] for n in range(60)]
+    assert outcomes[0] == ""
+    assert set(outcomes) == {"", "map-full"}
+    assert os.stat(store.home / "data.mdb").st_size <= MAX_SIZE
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(pipe)
+    store.close()
+    store = opened(root)
+    assert [store.write([entries.draft(n, MIB)]) for n in range(100, 104)][-1] == [""]
+    assert entries.read(store, 103) == entries.value(103, MIB)
+    store.close()
+
+
+def test_more_readers_than_slots_is_a_counted_miss(tmp_path, monkeypatch):
+    root = tmp_path / "s"
+    monkeypatch.setattr(database, "_READERS", 2)
+    store = opened(root)
+    store.write([entries.draft(0)])
+    holders = [hold(root) for _ in range(2)]
+    stats = Stats()
+    cache = Cache(store, Settings(dir=root, max_size=MAX_SIZE), stats, keep_runs=False)
+    assert cache.get(entries.layer(0), entries.key(0)) is None
+    assert (entries.layer(0), "error", "read: readers-full") in stats.snapshot().reasons
+    for pid, pipe in holders:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(pipe)
+    cache.close()
+    store = opened(root)  # whoever opens the store frees the slots of the dead
+    assert entries.read(store, 0) == entries.value(0)
+    store.close()
+
+
+OTHER = """
+import sys
+from pathlib import Path
+from kcache.errors import StoreError
+from kcache.store import Store
+try:
+    Store.open(Path(sys.argv[1]))
+except StoreError as error:
+    print(error.reason)
+"""
+
+
+def test_store_in_use_in_another_pid_namespace_is_refused(tmp_path):
+    """There a pid means another process, so LMDB's table of readers would lie."""
+    unshare = ["unshare", "--pid", "--fork", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
+    if not shutil.which("unshare") or subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("no PID namespace can be made here")
+    ask = [*unshare, sys.executable, "-c", OTHER, str(tmp_path / "s")]
+    store = opened(tmp_path / "s")
+    assert subprocess.run(ask, capture_output=True, text=True, check=True).stdout == "pid-namespace\n"
+    store.close()
+    assert subprocess.run(ask, capture_output=True, text=True, check=True).stdout == ""
+
+
+def test_no_descriptor_of_the_store_is_opened_while_it_is_open(tmp_path):
+    """Closing one would drop the locks that this process holds (POSIX): an audit hook sees every opening."""
+    done = subprocess.run([sys.executable, "-c", WATCHED, str(tmp_path / "s")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "seen while opening\n"
+
+
+WATCHED = """
+import os, sys
+from pathlib import Path
+from kcache.cache import Cache
+from kcache.config import Settings
+from kcache.counters import Stats
+from kcache.store import Store
+from tests.faults import entries
+
+seen = []
+def watch(event, args):
+    if event == "open" and os.path.basename(os.fsdecode(args[0]) if not isinstance(args[0], int) else "") in FILES:
+        seen.append(args[0])
+FILES = ("data.mdb", "lock.mdb", "holders")
+sys.addaudithook(watch)
+
+root, stats = Path(sys.argv[1]), Stats()
+store = Store.open(root, max_size=1 << 24, stats=stats)
+if seen:  # `holders`, before anything is locked
+    print("seen while opening")
+seen.clear()
+cache = Cache(store, Settings(dir=root, max_size=1 << 24), stats)
+for n in range(40):
+    one = entries.draft(n)
+    cache.put(one.layer, one.key, one.value, parts=one.parts)
+cache.flush()
+assert all(cache.get(entries.layer(n), entries.key(n)) for n in range(40))
+Store.open(root, max_size=1 << 24).close()
+list(store.scan()), store.size_on_disk(), store.live_bytes(), store.runs(), store.sync()
+store.evict(1 << 18)
+store.clear()
+assert not seen, seen
+cache.close()
+"""
