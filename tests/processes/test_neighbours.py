@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -25,8 +27,9 @@ def opened(root) -> Store:
     return Store.open(root, max_size=MAX_SIZE, stats=Stats())
 
 
-def hold(root) -> tuple[int, int]:
-    """A child that reads and never ends: its pid, and a pipe that says when it is inside."""
+@contextmanager
+def held_open(root) -> Iterator[None]:
+    """A child is in the middle of reading and stays there, until it is killed at the end of the block."""
     inside, said = os.pipe()
 
     def work() -> int:
@@ -38,23 +41,25 @@ def hold(root) -> tuple[int, int]:
 
     pid = entries.forked(work)
     os.close(said)
-    assert os.read(inside, 1) == b"!"
-    return pid, inside
+    try:
+        assert os.read(inside, 1) == b"!"
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(inside)
 
 
 def test_reader_that_never_ends_costs_room_and_nothing_else(tmp_path):
     """Pages freed after it began stay taken. Writes stop at the size of the store, and go on when it is gone."""
     root = tmp_path / "s"
     opened(root).close()
-    pid, pipe = hold(root)
-    store = opened(root)
-    outcomes = [store.write([entries.draft(n, MIB, created_ns=n)])[0] for n in range(60)]
-    assert outcomes[0] == ""
-    assert set(outcomes) == {"", "map-full"}
-    assert os.stat(store.home / "data.mdb").st_size <= MAX_SIZE
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    os.close(pipe)
+    with held_open(root):
+        store = opened(root)
+        outcomes = [store.write([entries.draft(n, MIB, created_ns=n)])[0] for n in range(60)]
+        assert outcomes[0] == ""
+        assert set(outcomes) == {"", "map-full"}
+        assert os.stat(store.home / "data.mdb").st_size <= MAX_SIZE
     store.close()
     store = opened(root)
     assert [store.write([entries.draft(n, MIB)]) for n in range(100, 104)][-1] == [""]
@@ -67,15 +72,11 @@ def test_more_readers_than_slots_is_a_counted_miss(tmp_path, monkeypatch):
     monkeypatch.setattr(database, "_READERS", 2)
     store = opened(root)
     store.write([entries.draft(0)])
-    holders = [hold(root) for _ in range(2)]
     stats = Stats()
     cache = Cache(store, Settings(dir=root, max_size=MAX_SIZE), stats, keep_runs=False)
-    assert cache.get(entries.layer(0), entries.key(0)) is None
-    assert (entries.layer(0), "error", "read: readers-full") in stats.snapshot().reasons
-    for pid, pipe in holders:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(pipe)
+    with held_open(root), held_open(root):
+        assert cache.get(entries.layer(0), entries.key(0)) is None
+        assert (entries.layer(0), "error", "read: readers-full") in stats.snapshot().reasons
     cache.close()
     store = opened(root)  # whoever opens the store frees the slots of the dead
     assert entries.read(store, 0) == entries.value(0)
