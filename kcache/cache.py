@@ -27,7 +27,7 @@ from .digest import Key, Part
 from .draft import Draft
 from .entry import Record
 from .errors import Damaged, KcacheError, StoreError, reason_of
-from .rows import index_row
+from .rows import index_row, variant_id
 from .store import Store
 from .writer import Writer
 
@@ -191,6 +191,13 @@ class Cache:
                 created_ns=time.time_ns(),
             )
         )
+
+    def discard(self, layer: str, key: Key, guards: str = "") -> None:
+        """Remove a variant that loads and is of no use, so that what is put next takes its place."""
+        if self._writer.pending(layer, key):
+            self.flush()
+        if not self.store.readonly:
+            self._guard(layer, lambda: self.store.drop(layer, key, variant_id(guards)), None)
 
     def flush(self, timeout: float = 30.0) -> bool:
         """Wait until all that was put is committed. False if `timeout` seconds were not enough."""

@@ -5,7 +5,7 @@ pages are copied beside the file, the copy is walked and counted, synced and ren
 place. Whoever ends this process at any moment leaves the whole old file or the whole new one,
 and at most a folder beside it that the next compaction removes.
 
-Nobody may have the store open meanwhile; whoever opens it waits a second and then goes without.
+Nobody may have the store open meanwhile; whoever opens it waits `holders.JOIN_WAIT` and then goes without.
 """
 
 from __future__ import annotations

@@ -189,16 +189,23 @@ def _default_dir() -> tuple[Path, str]:
     """The user cache directory, or a per-user directory under the temporary one if that cannot be written."""
     import platformdirs  # here, since most processes name a directory or import no store at all
 
-    path = Path(platformdirs.user_cache_dir("kcache", appauthor=False))
-    network = is_network(type_of(path))
-    if _writable(path) and not network:
+    try:
+        path = Path(platformdirs.user_cache_dir("kcache", appauthor=False))
+    except RuntimeError:
+        path = Path("~")
+    if not path.is_absolute():  # no HOME, and a user that the machine does not know: a container's
+        why = "there is no home directory"
+    elif is_network(type_of(path)):
+        why = f"{path} is on a network file system"
+    elif not _writable(path):
+        why = f"{path} cannot be written"
+    else:
         return path, DEFAULT
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
     fallback = Path(tempfile.gettempdir()) / f"kcache-{user}"
-    if str(path) not in _warned:
-        _warned.add(str(path))
-        why = "is on a network file system" if network else "cannot be written"
-        log.warning("kcache: %s %s; using %s. Set KCACHE_DIR to choose a directory", path, why, fallback)
+    if why not in _warned:
+        _warned.add(why)
+        log.warning("kcache: %s; using %s. Set KCACHE_DIR to choose a directory", why, fallback)
     return fallback, FALLBACK
 
 

@@ -315,7 +315,7 @@ def copy(home: Path, target: Path) -> None:
     """Put into the empty directory `target` what is in use in `home`. Caller is `alone`, as above."""
     env = _open_lmdb(home, _SLACK, readonly=True)
     try:
-        env.copy(str(target), compact=True)
+        env.copy(os.fsencode(target), compact=True)  # type: ignore[arg-type]
     except (lmdb.Error, OSError) as error:
         raise _explained(error, target) from error
     finally:
@@ -439,7 +439,7 @@ def _open_lmdb(home: Path, limit: int, *, readonly: bool) -> lmdb.Environment:
     for size in sizes:
         try:
             return lmdb.open(
-                str(home),
+                os.fsencode(home),
                 map_size=size,
                 subdir=True,
                 readonly=readonly,

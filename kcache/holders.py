@@ -39,6 +39,8 @@ from .errors import StoreError
 NAME = "holders"
 TURN_WAIT = 1.0
 """Seconds that a writer waits for its turn; then the write is skipped and counted."""
+JOIN_WAIT = 5.0
+"""Seconds that whoever opens a store waits for another who has it `alone`; then it goes without."""
 _SLOTS = 1024
 _HEAD, _SLOT = 64, 16
 _SIZE = _HEAD + _SLOTS * _SLOT
@@ -67,7 +69,7 @@ class Holders:
         self._turn = threading.Lock()
         self._count = threading.Lock()
         self._inside = 0
-        self._slot = -1
+        self._slot, self._state = -1, 0
 
     def close(self) -> None:
         """Leave the slot. In a forked child only memory and a descriptor of the child's own are given back."""
@@ -122,20 +124,21 @@ class Holders:
         """Note that this process is inside a transaction."""
         with self._count:
             self._inside += 1
-            self._map[_HEAD + _SLOT * self._slot] = _INSIDE
+            if self._inside == 1:
+                self._map[self._state] = _INSIDE
 
     def leave(self) -> None:
         """Note that one thread has left its transaction."""
         with self._count:
             self._inside -= 1
             if not self._inside:
-                self._map[_HEAD + _SLOT * self._slot] = 0
+                self._map[self._state] = 0
 
     def died_inside(self) -> list[int]:
         """Slots whose processes ended inside a transaction."""
         if not any(self._map[_HEAD::_SLOT]):
             return []  # nobody is inside: the usual case, and no lock is needed to see it
-        with self._locked(_SCAN, time.monotonic() + TURN_WAIT, TURN_WAIT):
+        with self._locked(_SCAN, time.monotonic() + JOIN_WAIT, JOIN_WAIT):
             return [slot for slot in range(_SLOTS) if self._map[_HEAD + _SLOT * slot] and self._is_dead(slot)]
 
     def forgive(self, slots: list[int]) -> None:
@@ -148,7 +151,7 @@ class Holders:
     def join(self) -> None:
         """Take a free slot. Raises `StoreError` if there is none or if another PID namespace has the store open."""
         own = _pid_namespace()
-        with self._locked(_SCAN, time.monotonic() + TURN_WAIT, TURN_WAIT):
+        with self._locked(_SCAN, time.monotonic() + JOIN_WAIT, JOIN_WAIT):
             free = -1
             for slot in range(_SLOTS):
                 at = _HEAD + _SLOT * slot
@@ -168,7 +171,7 @@ class Holders:
             if free < 0 or not self._try(_HEAD + _SLOT * free):
                 raise StoreError(f"{self._home} is open in {_SLOTS} processes already", reason="readers-full")
             _NAMESPACE.pack_into(self._map, _HEAD + _SLOT * free + 8, own)
-            self._slot = free
+            self._slot, self._state = free, _HEAD + _SLOT * free
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:

@@ -9,6 +9,9 @@
 it; of two that make it at once, one wins and the other uses the winner's. Nothing that is not
 ours is used, changed or removed: every doubt raises `StoreError`, which says what to do.
 
+Whoever may write to `root` could exchange `v1` between a check and its use, so `root` is its user's or
+the system's too, and not writable by others unless the sticky bit protects what is in it.
+
 Nothing here opens `data.mdb` or `lock.mdb`: closing any descriptor of theirs would drop the
 locks (POSIX) that this process holds through LMDB.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import stat
 import tempfile
@@ -24,6 +28,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from . import holders
 from .entry import VERSION
 from .errors import REASON_OF_ERRNO, StoreError
 from .filesystem import is_network, type_of
@@ -58,10 +63,14 @@ def prepare(root: Path, make: Callable[[Path], None], *, create: bool, readonly:
         )
     try:
         if not root.exists():
-            if not create or root.is_symlink():
+            if root.is_symlink():
+                raise StoreError(f"{root} is a link to nothing. Make {os.path.realpath(root)} or remove the link")
+            if not create:
                 raise StoreError(f"there is no kcache store in {root}")
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_root(root)
+        if os.path.lexists(home):
+            _check_owner(home)
         if not home.exists() or (home.is_dir() and not any(home.iterdir())):
             if not create:
                 raise StoreError(f"there is no kcache store in {root}")
@@ -81,17 +90,20 @@ def _check_root(root: Path) -> None:
     strangers = [name for name in os.listdir(root) if not _OURS.fullmatch(name)]
     if strangers and not (root / NAME / "CACHEDIR.TAG").exists():
         raise StoreError(f"{root} holds other files ({min(strangers)}). Set KCACHE_DIR to an empty directory")
+    facts = os.stat(root)
+    if facts.st_uid not in (os.getuid(), 0):
+        raise StoreError(f"{root} belongs to user {facts.st_uid}. Set KCACHE_DIR to a directory of your own")
+    if facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX:  # under the sticky bit nobody can exchange `home`
+        raise _open_to_others(root, "go-w")
 
 
 def _check_home(home: Path, *, readonly: bool) -> None:
     facts = os.lstat(home)
     if not stat.S_ISDIR(facts.st_mode) or not (home / "CACHEDIR.TAG").exists():
         raise StoreError(f"{home} was not made by kcache. Set KCACHE_DIR to an empty directory")
-    if hasattr(os, "getuid") and facts.st_uid != os.getuid():
-        raise StoreError(f"{home} belongs to user {facts.st_uid}. Set KCACHE_DIR to a directory of your own")
-    if os.name == "posix" and facts.st_mode & 0o022:
-        raise StoreError(f"others may write to {home}, and what it holds is run. Run: chmod 700 {home}")
-    for name in ("data.mdb", "lock.mdb"):
+    if facts.st_mode & 0o022:
+        raise _open_to_others(home, "700")
+    for name in ("data.mdb", "lock.mdb", holders.NAME):
         _check_file(home / name)
     if not readonly and not os.access(home, os.W_OK | os.X_OK):
         raise StoreError(
@@ -106,10 +118,20 @@ def _check_file(path: Path) -> None:
         return
     if not stat.S_ISREG(facts.st_mode):
         raise StoreError(f"{path} is not a file. Remove it")
-    if hasattr(os, "getuid") and facts.st_uid != os.getuid():
-        raise StoreError(f"{path} belongs to user {facts.st_uid}. Set KCACHE_DIR to a directory of your own")
-    if os.name == "posix" and facts.st_mode & 0o022:
-        raise StoreError(f"others may write to {path}, and what it holds is run. Run: chmod 600 {path}")
+    _check_owner(path)
+    if facts.st_mode & 0o022:
+        raise _open_to_others(path, "600")
+
+
+def _open_to_others(path: Path, mode: str) -> StoreError:
+    command = f"chmod {mode} {shlex.quote(str(path))}"
+    return StoreError(f"others may write to {path}, and what it holds is run. Run: {command}")
+
+
+def _check_owner(path: Path) -> None:
+    owner = os.lstat(path).st_uid
+    if owner != os.getuid():
+        raise StoreError(f"{path} belongs to user {owner}. Set KCACHE_DIR to a directory of your own")
 
 
 def _make(root: Path, home: Path, make: Callable[[Path], None]) -> None:

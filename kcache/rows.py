@@ -69,6 +69,8 @@ def _chunk_row(digest: Digest, number: int) -> bytes:
 
 
 _FIRST = bytes(4)
+CHUNK_ROW = SIZE + len(_FIRST)
+"""Bytes in the name of a row of `blobs`."""
 
 
 class Transaction:

@@ -31,6 +31,11 @@ is noticed only where it makes no sense. A file cut short is noticed when it is 
 short *while* a process has it open ends that process at its next access (SIGBUS), which no
 reader of a mapped file can prevent. Nothing of kcache's shortens a file in use.
 
+Strangers: with a signing key, every record that is written carries a tag of it, and one without is
+dropped like damage, before it is parsed (`entry`; SECURITY.md says what that promises).
+
+Cost: `bench/store.py` measures it. A small read is one transaction that takes no lock of LMDB's.
+
 Nothing else in a process may open `data.mdb`, `lock.mdb` or `holders` while a store is open:
 closing such a descriptor drops the locks (POSIX). Checks use `stat`.
 """
@@ -225,6 +230,8 @@ class Store:
             return None
 
     def _joined(self, record: Record, frames: Sequence[bytes]) -> bytes:
+        if len(frames) == 1 and (only := record.segments[0]).digest:
+            return self._unpack(only.digest, frames[0], only.length)
         pieces = [
             self._unpack(segment.digest, frame, segment.length) if segment.digest else segment.data
             for segment, frame in zip(record.segments, frames, strict=True)

@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from . import database, place
 from .digest import SIZE, Digest, Key
 from .entry import Record, unpack_parts, unpack_record
 from .errors import DAMAGE_UNREADABLE, Damaged, StoreError
 from .evict import Row, groups
-from .rows import VARIANT, Transaction, parse_row
+from .rows import CHUNK_ROW, VARIANT, Transaction, parse_row
 from .store import Store, Stored
 
 UNNAMED = "frame that nothing names"
@@ -80,8 +81,8 @@ def verify(store: Store) -> Report:
         if reason:
             report.bad.append(Bad(item.id, item.layer, item.key, reason))
     with store.transaction() as txn:
-        unnamed, miscounted = _strays(txn)
-    report.strays += Counter({UNNAMED: len(unnamed), MISCOUNTED: len(miscounted)})
+        strays = _strays(txn)
+    report.strays += Counter({UNNAMED: len(strays.unnamed), MISCOUNTED: len(strays.counts) + len(strays.malformed)})
     return report
 
 
@@ -96,10 +97,12 @@ def repair(store: Store, report: Report) -> int:
             store.drop(item.layer, item.key, item.id[-VARIANT:], item.record)
     removed = len(leaving & bad) + store.delete(leaving - bad)
     with store.transaction(write=True) as txn:
-        unnamed, counts = _strays(txn)
-        for digest in unnamed:
+        strays = _strays(txn)
+        for table, row in strays.malformed:
+            txn.remove_row(table, row)
+        for digest in strays.unnamed:
             txn.erase(digest)
-        for digest, count in counts.items():
+        for digest, count in strays.counts.items():
             txn.recount(digest, count)
     return removed
 
@@ -130,13 +133,29 @@ def _part_list(store: Store, item: Stored) -> str:
     return ""
 
 
-def _strays(txn: Transaction) -> tuple[list[Digest], dict[Digest, int]]:
-    """Frames that no row names, and how often those are named that are counted otherwise."""
+class _Strays(NamedTuple):
+    """Frames that no row names, how often those are named that are counted otherwise, and rows that name no frame."""
+
+    unnamed: list[Digest]
+    counts: dict[Digest, int]
+    malformed: list[tuple[str, bytes]]
+
+
+def _strays(txn: Transaction) -> _Strays:
     named = Counter(_named(txn))
-    kept = {Digest(row[:SIZE]) for row in txn.names("blobs")}
-    counted = {Digest(row): int.from_bytes(data, "big") for row, data in txn.rows("refs", b"")}
-    wrong = {digest: named[digest] for digest in named | counted if named[digest] != counted.get(digest, 0)}
-    return [digest for digest in kept if digest not in named], wrong
+    kept, counted, malformed = set(), {}, []
+    for row in txn.names("blobs"):
+        if len(row) == CHUNK_ROW:
+            kept.add(Digest(row[:SIZE]))
+        else:
+            malformed.append(("blobs", row))
+    for row, data in txn.rows("refs", b""):
+        if len(row) == SIZE:
+            counted[Digest(row)] = int.from_bytes(data, "big")
+        else:
+            malformed.append(("refs", row))
+    wrong = {digest: named[digest] for digest in {*named, *counted} if named[digest] != counted.get(digest, 0)}
+    return _Strays([digest for digest in kept if digest not in named], wrong, malformed)
 
 
 def _named(txn: Transaction) -> Iterator[Digest]:

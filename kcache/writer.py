@@ -52,11 +52,10 @@ class Writer:
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._change = threading.Condition(self._lock)
+        self._change = threading.Condition()
         self._queue: list[Draft] = []
         self._pending: dict[tuple[str, Key], list[Draft]] = {}
-        self._touched: set[bytes] = set()
+        self._touched: dict[bytes, None] = {}
         self._bytes = 0
         self._newest = self._oldest = 0.0
         self._urgent = self._closed = self._busy = False
@@ -95,7 +94,7 @@ class Writer:
 
     def pending(self, layer: str, key: Key) -> Sequence[Draft]:
         """What is queued under a key and not yet committed, oldest first."""
-        if self._pid == os.getpid() and not self._pending:
+        if not self._pending:
             return ()  # the common case, without the lock
         with self._here():
             return tuple(self._pending.get((layer, key), ()))
@@ -103,8 +102,7 @@ class Writer:
     def touch(self, row: bytes) -> None:
         """Note a use of an index row; written with the next batch or at the end."""
         self._here()
-        with self._lock:  # quicker than the condition, and every hit comes here
-            self._touched.add(row)
+        self._touched[row] = None  # atomic, so without the lock: every hit comes here
 
     def flush(self, timeout: float = 30.0) -> bool:
         """Wait until all that is queued now is committed. False if `timeout` seconds were not enough."""
@@ -200,11 +198,11 @@ class Writer:
 
     def _write_touches(self) -> None:
         with self._change:
-            touched, self._touched = self._touched, set()
+            touched, self._touched = self._touched, {}
         if not touched or self._store.readonly:
             return
         try:
-            self._store.touch(touched)
+            self._store.touch(list(touched))
         except Exception as error:
             self.failed(error)
 

@@ -6,6 +6,8 @@ the environment, so processes that a test starts share them.
 
 from __future__ import annotations
 
+import os
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Point every cache below `tmp_path`, set strict mode, and return kcache's directory."""
     store = tmp_path / "kcache"
+    os.umask(0o022)  # a directory that its group may write to is refused
     for name in ("KCACHE", "KCACHE_KEY_ENV", "KCACHE_LINK", "KCACHE_MAX_SIZE", "KCACHE_SIGNING_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("KCACHE_STRICT", "1")
@@ -38,3 +41,17 @@ def _has_gpu() -> bool:
     except ImportError:
         return False
     return torch.cuda.is_available()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many rows of the tables of edits are right, for each kind and level."""
+    found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.getreports(outcome):
+            for level, kind in report.user_properties:
+                if level.startswith("edit "):
+                    found[f"{level}, {kind}"][outcome == "failed"] += 1
+    if found:
+        terminalreporter.section("tables of edits")
+    for row, (right, wrong) in sorted(found.items()):
+        terminalreporter.line(f"{row + ':':<32}{right:>5} right{wrong:>5} wrong")

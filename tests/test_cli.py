@@ -12,6 +12,7 @@ import time
 import pytest
 from click.testing import CliRunner
 
+from kcache.counters import COUNTERS
 from kcache.digest import Digest, Key, Part
 from kcache.draft import Draft
 from kcache.store import Store
@@ -258,3 +259,21 @@ def test_gc_keeps_what_was_used_last_below_the_size(tmp_path, monkeypatch):
     assert not {("fx", key("1")), ("fx", key("2"))} & kept
     assert len(kept) >= 8
     opened.close()
+
+
+def test_a_reason_of_every_outcome_is_shown_and_counted(filled):
+    reasons = [
+        {"layer": "fx", "outcome": counter.id, "reason": f"why {counter.id}", "count": 3 + number}
+        for number, counter in enumerate(COUNTERS)
+        if counter.id != "hit"
+    ]
+    opened = Store.open(filled)
+    opened.add_run({"layers": {"fx": {r["outcome"]: r["count"] for r in reasons}}, "reasons": reasons}, now_ns=NOW + 1)
+    opened.close()
+    lines = call("stats").stdout.splitlines()
+    for item in reasons:
+        assert f"  {'fx, ' + item['outcome'] + ':':<22}{item['count']:>12}   {item['reason']}" in lines
+    for counter in COUNTERS:
+        if counter.id not in ("hit", "miss"):
+            assert [line for line in lines if line.startswith(f"{counter.text}:")], counter.text
+    assert json.loads(call("stats", "--json").stdout)["reasons"] == sorted(reasons, key=lambda item: item["outcome"])

@@ -30,14 +30,15 @@ def value(n: int) -> bytes:
 
 @pytest.fixture
 def churned(tmp_path):
-    """A store in `s` that held 100 entries of 100 kB and holds the first ten, with a run and their part lists."""
-    opened = Store.open(tmp_path / "s", max_size=64 * MIB)
+    """A store that held 100 entries of 100 kB and holds the first ten, with a run and their part lists."""
+    root = tmp_path / os.fsdecode(b"odd name \xff")
+    opened = Store.open(root, max_size=64 * MIB)
     parts = [Part.of("graph", "g" * 900, readable=True)]
     opened.write([Draft("fx", key(n), value(n), parts=parts, created_ns=n + 1) for n in range(100)])
     opened.delete([item.id for item in opened.scan() if item.record.created_ns > 10])
     opened.add_run({"program": "p", "layers": {"fx": {"hit": 1}}})
     opened.close()
-    return tmp_path / "s"
+    return root
 
 
 def assert_whole(root) -> None:

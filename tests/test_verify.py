@@ -160,6 +160,18 @@ def test_frames_that_nothing_names_are_freed_and_counts_set_right(root):
     opened.close()
 
 
+def test_rows_that_name_no_frame_are_removed(root):
+    opened = Store.open(root)
+    with opened.transaction(write=True) as txn:
+        txn.put("blobs", Digest.of(SHARED).raw[:5], b"cut")
+        txn.put("refs", b"x", b"cut")
+    opened.close()
+    assert "2  store, frame counted wrongly" in call().stdout
+    assert call("--repair").exit_code == 1
+    assert call().exit_code == 0
+    assert left(root) == ALL
+
+
 def test_a_broken_tree_is_said_without_mapping_it_and_set_aside(root):
     file = root / "v1" / "data.mdb"
     data = bytearray(file.read_bytes())

@@ -4,7 +4,8 @@ Torch finds a shared object by its command line, and to know the command line it
 compiler for its version, probes instruction sets in children and preprocesses a header:
 eleven processes for a full hit. Here an object is found by what it was made from: both
 sources, every argument of the call, the settings, what the compiler is and what the CPU
-can do. On a miss torch compiles as always and the object that it loads is stored.
+can do. On a miss torch compiles as always and the object that it loads is stored, also one
+that this process had loaded before.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from kcache.digest import Key, Part
 from kcache.environment import settings_part
-from kcache.hooks import host, session
+from kcache.hooks import guarded, host, session
 from kcache.hooks.patch import Patches, require
 
 READ_BY_THE_BUILDER = ("cpp.", "cpp_", "aot_inductor.", "test_configs.")
@@ -37,6 +38,7 @@ def install(patches: Patches) -> None:
     require(base, "_load_library", ("cls", "path", "key"))
     load_async = vars(base)["load_async"].__func__
     load_library = vars(base)["_load_library"].__func__
+    added: list[tuple[Any, str]] = []
 
     def _load_library(cls: Any, path: str, key: str) -> Any:
         seen = getattr(_local, "loaded", None)
@@ -59,10 +61,17 @@ def install(patches: Patches) -> None:
         if loaded is None:
             loaded = _storing(key, load_async(cls, *args, **kwargs))
         cls.cache[key.hex] = loaded
+        added.append((cls, key.hex))
         return loaded  # type: ignore[no-any-return]
+
+    def forget() -> None:
+        """Under another store, what was loaded is to be stored again."""
+        for cls, key in added:
+            cls.cache.pop(key, None)
 
     patches.replace(base, "_load_library", classmethod(_load_library))
     patches.replace(base, "load_async", classmethod(_load_async))
+    patches.also(forget)
 
 
 def key_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
@@ -107,7 +116,14 @@ def found(cls: Any, key: Key) -> Callable[[], Any] | None:
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(content)
         os.replace(file.name, path)
-    library = cls._load_library(str(path), key.hex)
+    try:
+        library = cls._load_library(str(path), key.hex)
+    except Exception as error:
+        if not guarded.blames_the_entry(error):
+            raise
+        path.unlink(missing_ok=True)
+        session.current().spoiled("cpp", key, "", "entry does not load", error)
+        return None
     return lambda: library
 
 
@@ -121,7 +137,7 @@ def _storing(key: Key, load: Callable[[], Any]) -> Callable[[], Any]:
         finally:
             paths, _local.loaded = _local.loaded, None
         active = session.current()
-        for path in paths:
+        for path in paths or filter(None, [getattr(library, "__file__", None) or getattr(library, "_name", None)]):
             try:
                 active.cache.put("cpp", key, Path(path).read_bytes())
             except Exception as error:

@@ -25,7 +25,7 @@ from kcache import link
 from kcache.closure import fingerprint
 from kcache.digest import Part
 from kcache.errors import Opaque
-from kcache.hooks import session
+from kcache.hooks import errors, session
 from kcache.hooks.patch import Patches, require
 
 _local = threading.local()
@@ -77,7 +77,9 @@ def text_of(kernel: Any, stock: Any, epilogue_fusion: tuple[Any, str] | None = N
         except Opaque as opaque:
             _unlinked[found.digest.hex] = str(opaque)
             return with_comment(stock(), f"kcache {found.digest.hex}")
-        return f"# from {linked.origin}\n{with_comment(linked.body, f'kcache {found.digest.hex}')}"
+        mark = f"kcache {found.digest.hex}"
+        errors.note(with_comment(linked.root, mark), linked.origins)
+        return f"# from {linked.origin}\n{with_comment(linked.body, mark)}"
     except Exception as error:
         session.current().trouble("fx", "kernel text failed", error)
         return stock()
