@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import random
 import subprocess
 import sys
@@ -209,6 +210,7 @@ def main() -> int:
         step, name, folder = given.child
         print(json.dumps(STEPS[step](name, Path(folder))))
         return 0
+    load = os.getloadavg()[0]  # of others: figures in microseconds mean little on a busy machine
     sides, raw = measure(given.runs)
     print(f"{'':30}" + "".join(f"{name:>14}" for name in SIDES) + f"{'goal':>10}")
     for name in sides["kcache"]:
@@ -216,7 +218,7 @@ def main() -> int:
         print(f"{name:30}{numbers}{GOALS.get(name, ''):>10}")
     if given.json:
         command = f"python bench/store.py --runs {given.runs}"
-        result = {"command": command, "versions": versions(), "goals": GOALS, "sides": sides, "runs": raw}
+        result = {"command": command, "versions": versions(), "load": load, "goals": GOALS, "sides": sides, "runs": raw}
         given.json.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 

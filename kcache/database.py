@@ -306,7 +306,10 @@ def survey(home: Path) -> tuple[dict[str, int], int]:
         tables = _open_tables(env, readonly=True)
         with env.begin() as inner:
             txn = Transaction(inner, tables)
+            _check_format(txn, home)
             return {name: txn.entries(name) for name in tables}, txn.live_bytes()
+    except lmdb.Error as error:
+        raise _explained(error, home) from error
     finally:
         env.close()
 
@@ -346,7 +349,8 @@ def _open_checked(home: Path, limit: int, *, readonly: bool) -> Database:
         if not readonly and used + _SLACK > env.info()["map_size"]:
             env.set_mapsize(used + _SLACK)
         database = Database(env, home, holders, readonly=readonly)
-        _check_format(database)
+        with database.transaction() as txn:
+            _check_format(txn, home)
         if not readonly:
             env.reader_check()
         return database
@@ -421,16 +425,15 @@ def _check_length(env: lmdb.Environment, home: Path, holders: Holders | None) ->
                 os.truncate(home / "data.mdb", needed)
 
 
-def _check_format(database: Database) -> None:
-    with database.transaction() as txn:
-        data = txn.get("meta", b"format")
+def _check_format(txn: Transaction, home: Path) -> None:
+    data = txn.get("meta", b"format")
     if data is None:
         return
     if not data.isdigit():
         raise lmdb.CorruptedError(f"its format is given as {data[:20]!r}")
     found = int(data)
     if found > VERSION:
-        raise NewerStore(f"{database.home} has format {found}, newer than this kcache reads ({VERSION})")
+        raise NewerStore(f"{home} has format {found}, newer than this kcache reads ({VERSION})")
 
 
 def _open_lmdb(home: Path, limit: int, *, readonly: bool) -> lmdb.Environment:

@@ -15,7 +15,7 @@ import pytest
 from kcache import compact, database
 from kcache.digest import Key, Part
 from kcache.draft import Draft
-from kcache.errors import StoreError
+from kcache.errors import NewerStore, StoreError
 from kcache.store import Store
 from kcache.units import MIB
 
@@ -149,6 +149,16 @@ def test_a_kill_before_and_after_each_step_leaves_a_whole_store(churned):
         moments += 1
     assert moments >= 20
     assert os.listdir(churned) == ["v1"]
+
+
+def test_a_newer_format_is_left_alone(churned):
+    opened = Store.open(churned)
+    opened.swap("meta", b"format", b"1", b"2")
+    opened.close()
+    before = (churned / "v1" / "data.mdb").read_bytes()
+    with pytest.raises(NewerStore, match="format 2"):
+        compact.compact(churned)
+    assert (churned / "v1" / "data.mdb").read_bytes() == before
 
 
 def test_a_disk_without_room_is_told_beforehand(churned, monkeypatch):
