@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,7 @@ from kcache import database
 from kcache.cache import Cache
 from kcache.config import Settings
 from kcache.counters import Stats
+from kcache.errors import StoreError
 from kcache.store import Store
 from kcache.units import MIB
 from tests.faults import entries
@@ -28,12 +30,12 @@ def opened(root) -> Store:
 
 
 @contextmanager
-def held_open(root) -> Iterator[None]:
-    """A child is in the middle of reading and stays there, until it is killed at the end of the block."""
+def held_open(root, *, write: bool = False) -> Iterator[None]:
+    """A child is inside a transaction and stays there, until it is killed at the end of the block."""
     inside, said = os.pipe()
 
     def work() -> int:
-        with opened(root).transaction() as txn:
+        with opened(root).transaction(write=write) as txn:
             txn.entries("index")
             os.write(said, b"!")
             signal.pause()
@@ -148,3 +150,49 @@ store.clear()
 assert not seen, seen
 cache.close()
 """
+
+
+def test_damaged_store_is_set_aside_once_however_many_open_it(tmp_path):
+    """As the ranks of a job do: one of them makes the new store, and none takes another's for the damaged one."""
+    for round_ in range(6):
+        root = tmp_path / str(round_)
+        opened(root).close()
+        with open(root / "v1" / "data.mdb", "r+b") as file:
+            file.write(bytes(8192))
+        go = time.monotonic() + 0.2
+
+        def work(n: int) -> int:
+            time.sleep(max(0.0, go - time.monotonic()))  # noqa: B023
+            return int(opened(root).write([entries.draft(n)]) != [""])  # noqa: B023
+
+        started = [entries.forked(lambda: work(n)) for n in range(8)]  # noqa: B023
+        assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in started] == [0] * 8
+        assert sorted(name.split("-")[0] for name in os.listdir(root)) == ["v1", "v1.unreadable"]
+        assert opened(root).count() == 8
+
+
+def test_stopped_writer_costs_others_a_bounded_wait_and_no_reading(tmp_path):
+    """A job that is suspended in the middle of a write keeps its turn: the others read, and count `busy`."""
+    root = tmp_path / "s"
+    store = opened(root)
+    store.write([entries.draft(n) for n in range(8)])
+    with held_open(root, write=True):
+        began = time.monotonic()
+        with pytest.raises(StoreError) as refused:
+            store.write([entries.draft(100)])
+        assert refused.value.reason == "busy"
+        assert entries.read(store, 3) == entries.value(3)
+
+        def newcomer() -> int:
+            stats = Stats()
+            cache = Cache.open(Settings(dir=root, max_size=MAX_SIZE), stats, keep_runs=False)
+            found = all(cache.get(entries.layer(n), entries.key(n)) == entries.value(n) for n in range(8))
+            stored = cache.put("fx", entries.key(101), b"value")
+            cache.close()
+            return 0 if found and not stored and ("store", "skipped", "busy") in stats.snapshot().reasons else 1
+
+        pid = entries.forked(newcomer)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert time.monotonic() - began < 8
+    assert store.write([entries.draft(100)]) == [""]
+    store.close()
