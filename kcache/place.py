@@ -167,9 +167,15 @@ def kept(root: Path, *, alone: bool = False, wait: float = 5.0) -> Iterator[None
     """Hold off, while the block runs, that the store in `root` is set aside; `alone`: that anybody opens it, too.
 
     What is opened by its path (`holders`, `lock.mdb`, `data.mdb`, one after the other) is of one store then. Raises
-    `StoreError`, reason `busy`, after `wait` seconds.
+    `StoreError`, reason `busy`, after `wait` seconds. A directory that cannot be opened is left to `prepare`.
     """
-    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        descriptor = -1
+    if descriptor < 0:
+        yield
+        return
     try:
         deadline = time.monotonic() + wait
         while True:

@@ -64,7 +64,7 @@ TOUCH_EVERY_NS = 3600 * 10**9
 """Access times are no finer than an hour: a hit must not cost a write."""
 BATCH_ROWS = 256
 _ATTEMPTS = 3
-"""How often opening is tried again if the file is damaged, or replaced meanwhile."""
+"""How often opening is tried again after a damaged file was set aside, by this process or another."""
 
 
 @dataclass(frozen=True)
@@ -138,20 +138,18 @@ class Store:
     def _attach(self) -> Database:
         with database.gate.lock:
             for last in (*[False] * _ATTEMPTS, True):
-                home = place.prepare(self.root, database.make, create=self._create, readonly=self.readonly)
-                file = place.identity(home)
-                try:
-                    with place.kept(self.root):
+                home = self.home
+                with place.kept(self.root):
+                    place.prepare(self.root, database.make, create=self._create, readonly=self.readonly)
+                    file = place.identity(home)
+                    try:
                         self._database = database.acquire(home, self.max_size, readonly=self.readonly)
                         return self._database
-                except StoreError as error:
-                    if last or self.readonly:
-                        raise
-                    if place.identity(home) == file:  # else it was replaced while it was being opened
-                        if not isinstance(error, Unreadable):
+                    except Unreadable:
+                        if last or self.readonly:
                             raise
-                        self._set_aside(home, file)
-                        self._create = True
+                self._set_aside(home, file)
+                self._create = True
             raise AssertionError("unreachable")
 
     def _set_aside(self, home: Path, file: tuple[int, int] | None) -> None:
