@@ -129,14 +129,16 @@ class _Inside:
 
     def __enter__(self) -> Transaction:
         held = self._held
-        if self._write and held.holders is not None:
-            turn = held.holders.turn()
-            turn.__enter__()
-            self._turn = turn
         try:
-            if self._turn is not None and held.replaced():
-                raise StoreError(f"{held.home} was replaced by another process meanwhile", reason="replaced")
-            self._txn = self._begin()
+            if self._write:
+                self._take_turn()
+            try:
+                self._txn = self._begin()
+            except lmdb.MapResizedError:
+                # A process with a larger limit has made the file longer than the map of this one.
+                with gate.alone():
+                    held.env.set_mapsize(0)
+                self._txn = self._begin()
         except BaseException as error:
             self._end_turn()
             self._explain(error)
@@ -159,21 +161,26 @@ class _Inside:
             if kind is None:
                 raise error
 
+    def _take_turn(self) -> None:
+        held = self._held
+        if held.holders is None:
+            return
+        turn = held.holders.turn()
+        turn.__enter__()
+        self._turn = turn
+        if held.replaced():
+            raise StoreError(f"{held.home} was replaced by another process meanwhile", reason="replaced")
+
     def _begin(self) -> Any:
-        for last in (False, True):
-            gate.enter()
-            if self._held.holders is not None:
-                self._held.holders.enter()
-            try:
-                return self._held.env.begin(write=self._write)
-            except BaseException as error:
-                self._leave()
-                if last or not isinstance(error, lmdb.MapResizedError):
-                    raise
-            # A process with a larger limit has made the file longer than the map of this one.
-            with gate.alone():
-                self._held.env.set_mapsize(0)
-        raise AssertionError("unreachable")
+        held = self._held
+        gate.enter()
+        if held.holders is not None:
+            held.holders.enter()
+        try:
+            return held.env.begin(write=self._write)
+        except BaseException:
+            self._leave()
+            raise
 
     def _leave(self) -> None:
         if self._held.holders is not None:

@@ -11,7 +11,7 @@
     codec      = u8                  ; 0 raw, 1 zstd
     raw_len    = u64                 ; bytes after decompression, at most MAX_RAW
     stored_len = u64                 ; bytes in `stored`
-    checksum   = 32 bytes            ; BLAKE3["kcache v1 frame"] (digest, all bytes before it, stored)
+    checksum   = 32 bytes            ; BLAKE3["kcache v1 frame"] (stored, digest, all bytes before it)
     flags      = u8                  ; 0; others are reserved and refused
     layer      = layer_len bytes     ; with `key`, the row that this belongs to
     created    = u64                 ; nanoseconds since the epoch
@@ -112,8 +112,11 @@ _zstd = _Zstd()
 
 def _checksum(digest: Digest, head: bytes, stored: bytes | memoryview) -> bytes:
     hasher = _FRAME_HASH.copy()
-    hasher.update(digest.raw + head)
-    hasher.update(stored)
+    if len(stored) <= SMALL:  # one update, since BLAKE3 is quick with whole runs of 1024 bytes
+        hasher.update(b"".join((stored, digest.raw, head)))
+    else:
+        hasher.update(stored)
+        hasher.update(digest.raw + head)
     return hasher.digest()
 
 
@@ -249,25 +252,39 @@ def unpack_record(layer: str, key: Key, data: bytes, signing_key: bytes | None =
     make its tag."""
     body = _opened(data, b"KCR", _HEAD.size + SIZE)
     _, _, flags, owner, name, created, cost, raw_size, guards, label, segments, links = _HEAD.unpack_from(body)
-    reader = _Reader(body, _HEAD.size, len(body) - SIZE)
-    _check_owner(layer, key, reader.take(name), owner)
+    end = len(body) - SIZE
+    at_guards = _HEAD.size + name
+    at_label = at_guards + guards
+    at_segments = at_label + label
+    at_inline = at_segments + segments * _SEGMENT.size
+    if at_inline > end:
+        raise Damaged(DAMAGE_TRUNCATED, f"{at_inline} bytes wanted, {end} there")
+    _check_owner(layer, key, body[_HEAD.size : at_guards], owner)
     if flags:
         raise Damaged(DAMAGE_UNREADABLE, f"flags {flags:#x}")
     if signing_key is not None:
         _check_tag(body, signing_key)
+    reader = _Reader(body, at_inline, end)
     record = Record(
         created,
         cost,
         raw_size,
-        reader.text(guards),
-        reader.text(label),
-        tuple([_segment(reader, *fields) for fields in _SEGMENT.iter_unpack(reader.take(segments * _SEGMENT.size))]),
-        tuple([(reader.text(reader.number()), Key(reader.take(SIZE))) for _ in range(links)]),
+        _decoded(body[at_guards:at_label]),
+        _decoded(body[at_label:at_segments]),
+        tuple([_segment(reader, *fields) for fields in _SEGMENT.iter_unpack(body[at_segments:at_inline])]),
+        tuple([(reader.text(), Key(reader.take(SIZE))) for _ in range(links)]) if links else (),
     )
     reader.end()
     if sum([segment.length for segment in record.segments]) != raw_size:
         raise Damaged(DAMAGE_UNREADABLE, "lengths of segments do not add up")
     return record
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise Damaged(DAMAGE_UNREADABLE, str(error)) from error
 
 
 def _check_owner(layer: str, key: Key, name: bytes, owner: bytes) -> None:
@@ -310,7 +327,7 @@ def unpack_parts(layer: str, key: Key, data: bytes) -> list[tuple[str, Digest, b
     _, _, owner, name, count = _PARTS.unpack_from(body)
     reader = _Reader(body, _PARTS.size, len(body))
     _check_owner(layer, key, reader.take(name), owner)
-    rows = [(reader.text(reader.number()), Digest(reader.take(SIZE)), reader.take(1) != b"\0") for _ in range(count)]
+    rows = [(reader.text(), Digest(reader.take(SIZE)), reader.take(1) != b"\0") for _ in range(count)]
     reader.end()
     return rows
 
@@ -347,16 +364,8 @@ class _Reader:
             raise Damaged(DAMAGE_TRUNCATED, f"{count} bytes wanted, {self._end - start} left")
         return self._data[start:end]
 
-    def number(self) -> int:
-        return int.from_bytes(self.take(4), "little")
-
-    def text(self, size: int) -> str:
-        if not size:
-            return ""
-        try:
-            return self.take(size).decode()
-        except UnicodeDecodeError as error:
-            raise Damaged(DAMAGE_UNREADABLE, str(error)) from error
+    def text(self) -> str:
+        return _decoded(self.take(int.from_bytes(self.take(4), "little")))
 
     def end(self) -> None:
         if self._at != self._end:
