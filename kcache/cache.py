@@ -77,7 +77,8 @@ class Cache:
 
     @classmethod
     def open(cls, settings: Settings, stats: Stats = CURRENT, *, keep_runs: bool = True) -> Cache:
-        """Open the store that `settings` names; one that cannot be written only to read, saying so in one warning.
+        """Open the store that `settings` names. One that cannot be written, or in which a stopped process holds the
+        turn to write, is opened to read, which is one warning and counted.
 
         Raises `StoreError` if it may not be used.
         """
@@ -85,10 +86,10 @@ class Cache:
         try:
             store = Store.open(settings.dir, **given)
         except StoreError as error:
-            if error.reason != "read-only" or settings.strict:
+            if error.reason not in ("read-only", "busy") or settings.strict:
                 raise
             store = Store.open(settings.dir, readonly=True, **given)
-            stats.count("store", "skipped", reason="read-only")
+            stats.count("store", "skipped", reason=error.reason)
             log.warning("kcache: %s; nothing will be stored", error)
         return cls(store, settings, stats, keep_runs=keep_runs)
 

@@ -44,9 +44,9 @@ def compact(root: Path) -> tuple[int, int]:
             if database.survey(beside)[0] != rows:
                 raise StoreError(f"the copy of {home} does not hold what the store holds; it was thrown away")
             os.chmod(beside / "data.mdb", 0o600)
-            _sync(beside / "data.mdb")
+            place.sync(beside / "data.mdb")
             os.rename(beside / "data.mdb", file)
-            _sync(home)
+            place.sync(home)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
         return before, _on_disk(file)
@@ -71,11 +71,3 @@ def _check_tree(home: Path) -> None:
     found = database.problems(home)
     if found:
         raise StoreError(f"{home} is damaged ({found[0]}). Run: kcache verify --repair", reason="unreadable-store")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -31,14 +31,15 @@ from .entry import VERSION
 from .errors import REASON_OF_ERRNO, NewerStore, StoreError
 from .gate import Gate
 from .holders import Holders
+from .place import identity
 from .rows import TABLES, Transaction
 from .units import GIB, MIB
 
 MapFull = lmdb.MapFullError
 """Raised by a transaction for which the file has no room; the store evicts and tries again."""
-CHECK_WAIT = 20.0
+CHECK_WAIT = 5.0
 """Seconds for which whoever opens a suspect store waits until another process has checked it."""
-OPEN_WAIT = 5.0
+OPEN_WAIT = 1.5
 """Seconds for which opening waits for its turn: LMDB hands out its tables in a writing transaction."""
 _SLACK = 4 * MIB
 """Room above a file that is already larger than its limit: without it nothing could be evicted."""
@@ -103,10 +104,7 @@ class Database:
 
     def replaced(self) -> bool:
         """Whether another process has set the file aside or put a compacted one in its place."""
-        try:
-            return identity(self.home) != self.identity
-        except FileNotFoundError:
-            return True
+        return identity(self.home) != self.identity
 
     def close(self) -> None:
         """Close the environment, and then leave the slot."""
@@ -206,7 +204,7 @@ class _Inside:
         raise Unreadable(f"{self._held.home} is damaged: {error}{aside}", reason="unreadable-store") from error
 
 
-_open: dict[tuple[int, int], Database] = {}
+_open: dict[tuple[int, int] | None, Database] = {}
 _leaked: list[Database] = []
 """Environments that must not be closed here, kept so that nothing closes them."""
 
@@ -229,10 +227,7 @@ def acquire(home: Path, limit: int, *, readonly: bool) -> Database:
 
     Raises `Unreadable` if the file is damaged, `NewerStore`, or `StoreError`.
     """
-    try:
-        here: tuple[int, int] | None = identity(home)
-    except FileNotFoundError:
-        here = None
+    here = identity(home)
     known = _open.get(here) if here else None
     if known is None:
         if any(left.pid != os.getpid() and left.identity == here for left in _leaked):
@@ -338,12 +333,6 @@ def problems(home: Path) -> list[str]:
         return [str(problem) for problem in walk(str(home))]
     except (VerifyError, OSError) as error:
         return [str(error)]
-
-
-def identity(home: Path) -> tuple[int, int]:
-    """Device and inode of the file in `home`."""
-    facts = os.stat(home / "data.mdb")
-    return facts.st_dev, facts.st_ino
 
 
 def _open_checked(home: Path, limit: int, *, readonly: bool) -> Database:

@@ -18,6 +18,8 @@ locks (POSIX) that this process holds through LMDB.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import shlex
@@ -25,7 +27,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from . import holders
@@ -140,8 +142,10 @@ def _make(root: Path, home: Path, make: Callable[[Path], None]) -> None:
         (aside / "README").write_text(README, encoding="utf-8")
         (aside / "CACHEDIR.TAG").write_text(TAG, encoding="utf-8")
         make(aside)
+        sync(aside)  # else a power loss could take the directory from under what is synced into its file
         try:
             os.rename(aside, home)
+            sync(root)
         except OSError:
             if not (home / "CACHEDIR.TAG").exists():  # else: another process was faster
                 raise
@@ -149,12 +153,66 @@ def _make(root: Path, home: Path, make: Callable[[Path], None]) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def set_aside(home: Path) -> Path:
-    """Rename a store that cannot be read, so that a new one can be made. Processes that have it open keep it."""
-    stamp = time.strftime("%Y%m%dT%H%M%S")
-    for attempt in range(100):
-        target = home.with_name(f"{NAME}.unreadable-{stamp}" + (f"-{attempt}" if attempt else ""))
-        if not target.exists():
-            os.rename(home, target)
-            return target
+def sync(path: Path) -> None:
+    """Return when the file or directory at `path` is on the disk. Not for the files of a store that is open."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def kept(root: Path, *, alone: bool = False, wait: float = 5.0) -> Iterator[None]:
+    """Hold off, while the block runs, that the store in `root` is set aside; `alone`: that anybody opens it, too.
+
+    What is opened by its path (`holders`, `lock.mdb`, `data.mdb`, one after the other) is of one store then. Raises
+    `StoreError`, reason `busy`, after `wait` seconds. A directory that cannot be opened is left to `prepare`.
+    """
+    try:
+        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        descriptor = -1
+    if descriptor < 0:
+        yield
+        return
+    try:
+        deadline = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() >= deadline:
+                    raise StoreError(f"{root} is being opened or set aside by others", reason="busy") from error
+                time.sleep(0.002)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def identity(home: Path) -> tuple[int, int] | None:
+    """Device and inode of the file in `home`; None if there is none."""
+    try:
+        facts = os.stat(home / "data.mdb")
+    except FileNotFoundError:
+        return None
+    return facts.st_dev, facts.st_ino
+
+
+def set_aside(home: Path, file: tuple[int, int] | None) -> Path | None:
+    """Rename a store that cannot be read, so that a new one can be made. Processes that have it open keep it.
+
+    Returns where it is now, or None if `file` is no longer the one in it: another process was faster.
+    Raises `OSError` or `StoreError`.
+    """
+    with kept(home.parent, alone=True):
+        if identity(home) != file:
+            return None
+        stamp = time.strftime("%Y%m%dT%H%M%S")
+        for attempt in range(100):
+            target = home.with_name(f"{NAME}.unreadable-{stamp}" + (f"-{attempt}" if attempt else ""))
+            if not target.exists():
+                os.rename(home, target)
+                return target
     raise StoreError(f"{home} cannot be read and could not be set aside. Remove it")

@@ -63,6 +63,8 @@ from .units import GIB
 TOUCH_EVERY_NS = 3600 * 10**9
 """Access times are no finer than an hour: a hit must not cost a write."""
 BATCH_ROWS = 256
+_ATTEMPTS = 3
+"""How often opening is tried again after a damaged file was set aside, by this process or another."""
 
 
 @dataclass(frozen=True)
@@ -135,18 +137,27 @@ class Store:
 
     def _attach(self) -> Database:
         with database.gate.lock:
-            home = place.prepare(self.root, database.make, create=self._create, readonly=self.readonly)
-            try:
-                held = database.acquire(home, self.max_size, readonly=self.readonly)
-            except Unreadable:
-                if self.readonly:
-                    raise
-                place.set_aside(home)
+            for last in (*[False] * _ATTEMPTS, True):
+                home = self.home
+                with place.kept(self.root):
+                    place.prepare(self.root, database.make, create=self._create, readonly=self.readonly)
+                    file = place.identity(home)
+                    try:
+                        self._database = database.acquire(home, self.max_size, readonly=self.readonly)
+                        return self._database
+                    except Unreadable:
+                        if last or self.readonly:
+                            raise
+                self._set_aside(home, file)
+                self._create = True
+            raise AssertionError("unreachable")
+
+    def _set_aside(self, home: Path, file: tuple[int, int] | None) -> None:
+        try:
+            if place.set_aside(home, file):
                 self._stats.count("store", "damaged", reason="unreadable-store")
-                home = place.prepare(self.root, database.make, create=True, readonly=False)
-                held = database.acquire(home, self.max_size, readonly=False)
-            self._database = held
-            return held
+        except OSError as error:
+            raise StoreError(f"{home} is damaged and cannot be set aside: {error}") from error
 
     def transaction(self, *, write: bool = False) -> AbstractContextManager[Transaction]:
         """One transaction, in the environment of the process that asks. Short: it holds off `fork()` and old pages."""
@@ -172,12 +183,7 @@ class Store:
                 return
             self._database = None
             database.forget(held)
-            self._stats.count("store", "damaged", reason="unreadable-store")
-            try:
-                if not held.replaced():
-                    place.set_aside(held.home)
-            except OSError as error:
-                raise StoreError(f"{held.home} is damaged and cannot be set aside: {error}") from error
+            self._set_aside(held.home, held.identity)
 
     # --- reading ---
 

@@ -57,7 +57,7 @@ def tree(root: Path, *, repair: bool = False) -> tuple[list[str] | None, Path | 
     try:
         with database.alone(home):
             found = database.problems(home)
-            return found, place.set_aside(home) if found and repair else None
+            return found, place.set_aside(home, place.identity(home)) if found and repair else None
     except StoreError as error:
         if error.reason not in ("in-use", "busy", "read-only", "not-permitted"):
             raise

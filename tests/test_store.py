@@ -69,6 +69,23 @@ def test_directory_is_made_whole_and_private(opened, tmp_path):
     assert (opened.home / "README").read_text().count("\n") == 4
 
 
+def test_new_store_is_on_the_disk_before_and_after_it_gets_its_name(tmp_path, monkeypatch):
+    """Else a power loss could take the directory away under a file that was synced."""
+    done = []
+    sync, rename = os.fsync, os.rename
+
+    def seen(act, name):
+        return lambda *args: (done.append((name, os.readlink(f"/proc/self/fd/{args[0]}") if name == "sync" else args[1])), act(*args))[1]
+
+    monkeypatch.setattr(os, "fsync", seen(sync, "sync"))
+    monkeypatch.setattr(os, "rename", seen(rename, "rename"))
+    Store.open(tmp_path / "s").close()
+    (first, aside), named, last = done
+    assert first == "sync" and Path(aside).name.startswith(".v1-")
+    assert named == ("rename", tmp_path / "s" / "v1")
+    assert last == ("sync", str(tmp_path / "s"))
+
+
 def test_missing_store_is_not_made_unasked(tmp_path):
     with pytest.raises(StoreError, match="no kcache store"):
         Store.open(tmp_path / "none", create=False)

@@ -3,7 +3,7 @@
 A writer runs under the shim, which logs every write, sync and change of length of `data.mdb`, from its first byte on,
 and a mark wherever `Store.write` or `Store.sync` has returned. A cut at any place of the log gives the files that a
 disk may hold after it: what was written before the last sync is there; of what came later any part may be, in any order,
-cut anywhere at the borders of sectors. `lock.mdb` and `holders` are never synced, so they are old, empty or gone.
+cut anywhere at the borders of sectors. `lock.mdb` and `holders` are never synced, so they are old, zeroed or gone.
 
 Promised (`kcache.store`): the store opens and its tree holds together; every commit but the last before the cut is
 there, and the last one too if `sync` had returned; values are right.
@@ -164,6 +164,9 @@ def restart(root: Path, copy: Path, file: bytearray, drawn: random.Random) -> No
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(root / "v1", copy / "v1")
     (copy / "v1" / "data.mdb").write_bytes(file)
+    for name in ("README", "CACHEDIR.TAG"):
+        if drawn.randrange(2):
+            (copy / "v1" / name).write_bytes(b"")
     for name in ("lock.mdb", "holders"):
         path = copy / "v1" / name
         content = bytearray(path.read_bytes())

@@ -7,6 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -14,6 +17,7 @@ from kcache import database
 from kcache.cache import Cache
 from kcache.config import Settings
 from kcache.counters import Stats
+from kcache.errors import StoreError
 from kcache.store import Store
 from kcache.units import MIB
 from tests.faults import entries
@@ -25,12 +29,13 @@ def opened(root) -> Store:
     return Store.open(root, max_size=MAX_SIZE, stats=Stats())
 
 
-def hold(root) -> tuple[int, int]:
-    """A child that reads and never ends: its pid, and a pipe that says when it is inside."""
+@contextmanager
+def held_open(root, *, write: bool = False) -> Iterator[None]:
+    """A child is inside a transaction and stays there, until it is killed at the end of the block."""
     inside, said = os.pipe()
 
     def work() -> int:
-        with opened(root).transaction() as txn:
+        with opened(root).transaction(write=write) as txn:
             txn.entries("index")
             os.write(said, b"!")
             signal.pause()
@@ -38,23 +43,25 @@ def hold(root) -> tuple[int, int]:
 
     pid = entries.forked(work)
     os.close(said)
-    assert os.read(inside, 1) == b"!"
-    return pid, inside
+    try:
+        assert os.read(inside, 1) == b"!"
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(inside)
 
 
 def test_reader_that_never_ends_costs_room_and_nothing_else(tmp_path):
     """Pages freed after it began stay taken. Writes stop at the size of the store, and go on when it is gone."""
     root = tmp_path / "s"
     opened(root).close()
-    pid, pipe = hold(root)
-    store = opened(root)
-    outcomes = [store.write([entries.draft(n, MIB, created_ns=n)])[0] for n in range(60)]
-    assert outcomes[0] == ""
-    assert set(outcomes) == {"", "map-full"}
-    assert os.stat(store.home / "data.mdb").st_size <= MAX_SIZE
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    os.close(pipe)
+    with held_open(root):
+        store = opened(root)
+        outcomes = [store.write([entries.draft(n, MIB, created_ns=n)])[0] for n in range(60)]
+        assert outcomes[0] == ""
+        assert set(outcomes) == {"", "map-full"}
+        assert os.stat(store.home / "data.mdb").st_size <= MAX_SIZE
     store.close()
     store = opened(root)
     assert [store.write([entries.draft(n, MIB)]) for n in range(100, 104)][-1] == [""]
@@ -67,15 +74,11 @@ def test_more_readers_than_slots_is_a_counted_miss(tmp_path, monkeypatch):
     monkeypatch.setattr(database, "_READERS", 2)
     store = opened(root)
     store.write([entries.draft(0)])
-    holders = [hold(root) for _ in range(2)]
     stats = Stats()
     cache = Cache(store, Settings(dir=root, max_size=MAX_SIZE), stats, keep_runs=False)
-    assert cache.get(entries.layer(0), entries.key(0)) is None
-    assert (entries.layer(0), "error", "read: readers-full") in stats.snapshot().reasons
-    for pid, pipe in holders:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(pipe)
+    with held_open(root), held_open(root):
+        assert cache.get(entries.layer(0), entries.key(0)) is None
+        assert (entries.layer(0), "error", "read: readers-full") in stats.snapshot().reasons
     cache.close()
     store = opened(root)  # whoever opens the store frees the slots of the dead
     assert entries.read(store, 0) == entries.value(0)
@@ -147,3 +150,49 @@ store.clear()
 assert not seen, seen
 cache.close()
 """
+
+
+def test_damaged_store_is_set_aside_once_however_many_open_it(tmp_path):
+    """As the ranks of a job do: one of them makes the new store, and none takes another's for the damaged one."""
+    for round_ in range(6):
+        root = tmp_path / str(round_)
+        opened(root).close()
+        with open(root / "v1" / "data.mdb", "r+b") as file:
+            file.write(bytes(8192))
+        go = time.monotonic() + 0.2
+
+        def work(n: int) -> int:
+            time.sleep(max(0.0, go - time.monotonic()))  # noqa: B023
+            return int(opened(root).write([entries.draft(n)]) != [""])  # noqa: B023
+
+        started = [entries.forked(lambda: work(n)) for n in range(8)]  # noqa: B023
+        assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in started] == [0] * 8
+        assert sorted(name.split("-")[0] for name in os.listdir(root)) == ["v1", "v1.unreadable"]
+        assert opened(root).count() == 8
+
+
+def test_stopped_writer_costs_others_a_bounded_wait_and_no_reading(tmp_path):
+    """A job that is suspended in the middle of a write keeps its turn: the others read, and count `busy`."""
+    root = tmp_path / "s"
+    store = opened(root)
+    store.write([entries.draft(n) for n in range(8)])
+    with held_open(root, write=True):
+        began = time.monotonic()
+        with pytest.raises(StoreError) as refused:
+            store.write([entries.draft(100)])
+        assert refused.value.reason == "busy"
+        assert entries.read(store, 3) == entries.value(3)
+
+        def newcomer() -> int:
+            stats = Stats()
+            cache = Cache.open(Settings(dir=root, max_size=MAX_SIZE), stats, keep_runs=False)
+            found = all(cache.get(entries.layer(n), entries.key(n)) == entries.value(n) for n in range(8))
+            stored = cache.put("fx", entries.key(101), b"value")
+            cache.close()
+            return 0 if found and not stored and ("store", "skipped", "busy") in stats.snapshot().reasons else 1
+
+        pid = entries.forked(newcomer)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert time.monotonic() - began < 8
+    assert store.write([entries.draft(100)]) == [""]
+    store.close()
