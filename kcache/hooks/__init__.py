@@ -20,15 +20,15 @@ from kcache import why
 from kcache.config import Settings
 from kcache.counters import CURRENT as STATS
 from kcache.counters import Snapshot
-from kcache.errors import KcacheError, ShapeError
+from kcache.errors import KcacheError, ShapeError, reason_of
 from kcache.hooks import session
 from kcache.hooks.patch import Patches
 
 log = logging.getLogger("kcache")
 
 SEAMS = (
-    "host", "lift", "aot", "fx", "pool", "extern", "printed", "errors", "kernels", "triton", "variants", "worker",
-    "tune", "cpp", "code", "fresh",
+    "host", "lift", "aot", "fx", "quarantine", "pool", "extern", "printed", "errors", "kernels", "triton", "variants",
+    "worker", "tune", "cpp", "code", "fresh",
 )  # fmt: skip
 """In the order in which they are installed; `disable()` undoes them in the opposite order."""
 
@@ -45,6 +45,7 @@ def enable(
     strict: bool | None = None,
     link: str | None = None,
     jobs: int | None = None,
+    signing_key: str | None = None,
 ) -> bool:
     """Switch kcache on for this process; call it before the first compile.
 
@@ -54,7 +55,15 @@ def enable(
     `KCACHE=0` in the environment switches it off whatever the program says: False, silently.
     A second call changes nothing and returns True. Thread-safe.
     """
-    given = {"dir": dir, "max_size": max_size, "key_env": key_env, "strict": strict, "link": link, "jobs": jobs}
+    given = {
+        "dir": dir,
+        "max_size": max_size,
+        "key_env": key_env,
+        "strict": strict,
+        "link": link,
+        "jobs": jobs,
+        "signing_key": signing_key,
+    }
     with _lock:
         if session.CURRENT is not None:
             return True
@@ -69,7 +78,7 @@ def enable(
         except KcacheError as error:
             if strict or (settings is not None and settings.strict):
                 raise
-            STATS.count("host", "error", reason=f"not enabled: {type(error).__name__}")
+            STATS.count("host", "error", reason=f"not enabled: {reason_of(error)}")
             log.warning("kcache is off: %s", error)
             return False
         session.CURRENT = session.Session(settings, cache, STATS)

@@ -52,13 +52,21 @@ def best(path: str) -> bytes | None:
     """The stored result for the file at `path`, or None."""
     active = session.current()
     try:
-        found = {c.guards: c for c in active.cache.candidates("tune", key_of(path))}
+        key = key_of(path)
+        found = {c.guards: c for c in active.cache.candidates("tune", key)}
         chosen = found.get(DESCENT) or found.get(PLAIN)
         active.stats.count("tune", "miss" if chosen is None else "hit")
-        return None if chosen is None else chosen.load()
+        data = None if chosen is None else chosen.load()
     except Exception as error:
         active.trouble("tune", "lookup failed", error)
         return None
+    if chosen is not None and data is not None:
+        try:
+            json.loads(data)
+        except ValueError as error:
+            active.spoiled("tune", key, chosen.guards, "entry does not load", error)
+            return None
+    return data
 
 
 def keep(path: str, data: bytes) -> None:
