@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kcache import why
+from kcache.counters import Stats
 from kcache.digest import Key, Part
 from kcache.draft import Draft
 from kcache.recent import KEPT
@@ -35,7 +36,7 @@ def test_the_entry_with_most_equal_parts_is_nearest(store: Store) -> None:
     far, near = parts(graph="a", config="x", device="x"), parts(graph="a", config="1", device="1")
     put(store, near, far)
     asked = parts(graph="a", config="1", device="2")
-    found = why.nearest(store, "fx", Key.of(asked), asked)
+    found = why.nearest(store, Stats(), "fx", Key.of(asked), asked)
     assert found.against == Key.of(near)
     assert [d.chain for d in found.differs] == [("device",)]
 
@@ -45,7 +46,7 @@ def test_an_entry_of_the_same_kernel_is_found_behind_many_others(store: Store) -
     old = parts(graph="g", kernel_0_norm="1")
     put(store, old, *[parts(graph=f"other {n}") for n in range(2 * KEPT)])
     asked = parts(graph="h", kernel_0_norm="2")
-    assert why.nearest(store, "fx", Key.of(asked), asked).against == Key.of(old)
+    assert why.nearest(store, Stats(), "fx", Key.of(asked), asked).against == Key.of(old)
 
 
 def test_a_removed_entry_is_not_compared_with(store: Store) -> None:
@@ -53,14 +54,14 @@ def test_a_removed_entry_is_not_compared_with(store: Store) -> None:
     put(store, old)
     assert store.delete([stored.id for stored in store.scan()]) == 1
     assert store.like("fx", old) == []
-    found = why.nearest(store, "fx", None, old)
+    found = why.nearest(store, Stats(), "fx", None, old)
     assert found.against is None and "no entry" in found.line
 
 
 def test_guards_that_do_not_hold_are_the_reason(store: Store) -> None:
     old = parts(graph="g")
     put(store, old)
-    assert "guards" in why.nearest(store, "fx", Key.of(old), old).line
+    assert "guards" in why.nearest(store, Stats(), "fx", Key.of(old), old).line
 
 
 def test_the_journal_is_bounded() -> None:

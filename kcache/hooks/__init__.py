@@ -16,7 +16,6 @@ import threading
 from collections.abc import Sequence
 from os import PathLike
 
-from kcache import why
 from kcache.config import Settings
 from kcache.counters import CURRENT as STATS
 from kcache.counters import Snapshot
@@ -107,14 +106,6 @@ def disable() -> None:
 def _at_exit() -> None:
     if session.CURRENT is not None:
         session.CURRENT.close()
-
-
-def explain() -> why.Report:
-    """Why this process missed or bypassed: each with what differs from the nearest stored entry; prints well.
-
-    Holds the last `kcache.why.REMEMBERED`. Thread-safe; stays readable after `disable()`.
-    """
-    return why.CURRENT.report()
 
 
 def stats() -> Snapshot:

@@ -27,6 +27,8 @@ from kcache.hooks.patch import Patches, require
 from kcache.key import Description, Descriptions
 
 DESCRIPTIONS = Descriptions()
+UNKNOWN = Description((), tuple)
+"""Of a key that another process made."""
 
 _local = threading.local()
 
@@ -102,7 +104,8 @@ def install(patches: Patches, layer: str, owner: Any) -> None:
             stats = session.current().stats
             stats.count(layer, "hit" if local_hit else "miss")
             if not local_hit:
-                session.current().missed(layer, ours, DESCRIPTIONS.get(ours))
+                description = DESCRIPTIONS.get(ours) or UNKNOWN
+                session.current().missed(layer, ours, description.parts, description.label)
             else:
                 stats.saved(layer, getattr(_local, "cost_ns", 0))
         record(key, local_hit, local_miss, *args, **kwargs)

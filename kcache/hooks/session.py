@@ -12,14 +12,13 @@ import contextlib
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kcache import why
 from kcache.cache import Cache
 from kcache.config import Settings
 from kcache.counters import Stats
-from kcache.digest import Key
-from kcache.key import Description
+from kcache.digest import Key, Part
 
 log = logging.getLogger("kcache")
 
@@ -65,11 +64,10 @@ class Session:
         self.stats.count(layer, "bypass", reason=reason)
         self._note(why.Explained(layer, "bypass", reason=reason))
 
-    def missed(self, layer: str, key: Key, description: Description | None) -> None:
-        """Say why `key` missed, one line in the log; the whole of it in `kcache.explain()`."""
+    def missed(self, layer: str, key: Key, parts: Sequence[Part], label: str = "") -> None:
+        """Say why `key`, which `parts` describe, missed: one line in the log, the whole of it in `kcache.explain()`."""
         try:
-            parts = description.parts if description else ()
-            self._note(why.nearest(self.cache.store, layer, key, parts, description.label if description else ""))
+            self._note(why.nearest(self.cache.store, self.stats, layer, key, parts, label))
         except Exception as error:
             self.trouble(layer, "no explanation", error)
 
