@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .digest import Part
-from .listing import Node, load
+from .listing import Node, Setting, load, read_settings
 
 SHOWN = 60
 """Characters of a value that are shown."""
@@ -113,22 +113,18 @@ def short(title: str) -> str:
 
 def lines(head: str, before: str, after: str) -> list[Difference]:
     """What differs between two texts: settings (`name digest value` a line) by name, others by their first line."""
-    old, new = before.split("\n"), after.split("\n")
-    settings_old, settings_new = _settings(old), _settings(new)
-    if settings_old is None or settings_new is None:
-        return [Difference((head,), *_first(old, new))]
-    names = sorted(n for n in {*settings_old, *settings_new} if settings_old.get(n) != settings_new.get(n))
-    return [Difference((head, n), settings_old.get(n, ("", ""))[1], settings_new.get(n, ("", ""))[1]) for n in names]
+    if before == after:  # the text shows less than the digest stands for
+        return [Difference((head,))]
+    old, new = read_settings(before), read_settings(after)
+    if old is None or new is None:
+        return [Difference((head,), *_first(before.split("\n"), after.split("\n")))]
+    return [_setting((head, n), old.get(n), new.get(n)) for n in sorted({*old, *new}) if old.get(n) != new.get(n)]
 
 
-def _settings(rows: Sequence[str]) -> dict[str, tuple[str, str]] | None:
-    found: dict[str, tuple[str, str]] = {}
-    for row in filter(None, rows):
-        fields = row.split(" ", 2)
-        if len(fields) != 3 or len(fields[1]) != 64:
-            return None
-        found[fields[0]] = (fields[1], fields[2])
-    return found
+def _setting(chain: tuple[str, ...], old: Setting | None, new: Setting | None) -> Difference:
+    if old is None or new is None:
+        return Difference(chain, old.value if old else "", new.value if new else "")
+    return Difference(chain) if old.value == new.value else Difference(chain, old.value, new.value)
 
 
 def _first(old: Sequence[str], new: Sequence[str]) -> tuple[str, str]:

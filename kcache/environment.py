@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
+from kcache import listing
 from kcache.digest import Digest, Part
+from kcache.listing import shown
 
 Leaf = Callable[[Any], bytes]
 
@@ -59,13 +61,9 @@ def of_details(details: Any, leaf: Leaf, replaced: Iterable[str]) -> list[Part]:
 
 
 def settings_part(name: str, settings: Mapping[str, Any], leaf: Leaf) -> Part:
-    """A readable part with a line `setting digest-of-value value` for each setting."""
-    lines = []
-    for key, value in sorted(settings.items()):
-        encoded = stable(value, leaf)
-        shown = f"{value!r}" if value is None or type(value) in (bool, int, float, str) else type(value).__name__
-        lines.append(f"{key} {Digest.of(encoded).hex} {shown[:80]}")
-    return Part.of(name, "\n".join(lines), readable=True)
+    """A readable part with a line for each setting (`kcache.listing`)."""
+    rows = [(key, Digest.of(stable(value, leaf)), shown(value)) for key, value in sorted(settings.items())]
+    return Part.of(name, listing.settings(rows), readable=True)
 
 
 OPERATIONS = tuple(

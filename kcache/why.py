@@ -27,6 +27,7 @@ REMEMBERED = 1000
 SHOWN = 3
 """Differences in one line of the log."""
 NOTHING = "no entry of this layer to compare with"
+SAME = "no part that is kept differs from those of the nearest entry"
 GUARDED = "stored, but under guards that do not hold here"
 UNKNOWN = "its key was made in another process, so its parts are not known"
 
@@ -82,7 +83,8 @@ def nearest(
     if not parts:
         return Explained(layer, "miss", label, key, reason=UNKNOWN)
     against, differs = compared(store, stats, layer, key, parts)
-    return Explained(layer, "miss", label, key, against, differs, "" if against else NOTHING)
+    reason = "" if differs else SAME if against else NOTHING
+    return Explained(layer, "miss", label, key, against, differs, reason)
 
 
 def compared(
@@ -138,6 +140,11 @@ class Journal:
         """All that is held."""
         with self._lock:
             return Report(self._own())
+
+    def forget(self) -> None:
+        """Hold nothing."""
+        with self._lock:
+            self._own().clear()
 
     def _own(self) -> deque[Explained]:
         if self._pid != os.getpid():

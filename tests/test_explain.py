@@ -121,3 +121,75 @@ def test_an_edited_constant_of_a_backward_is_named(caplog: pytest.LogCaptureFixt
         assert any("constant SLOPE: 2.0 → 3.0" in record.getMessage() for record in caplog.records)
     finally:
         kcache.disable()
+
+
+def explained(layer: str) -> list[why.Explained]:
+    import kcache
+
+    return [each for each in kcache.explain() if each.layer == layer]
+
+
+@pytest.fixture
+def enabled() -> Iterator[None]:
+    """kcache on, and nothing explained yet."""
+    pytest.importorskip("torch")
+    import kcache
+
+    kcache.enable()
+    why.CURRENT.forget()
+    yield
+    kcache.disable()
+
+
+def test_a_kernel_that_is_launched_by_hand_is_named_down_to_the_constant(enabled: None, tmp_path: Path) -> None:
+    """Triton's layer: the closure, the constants and the options are parts, and Triton's hash is not."""
+    pytest.importorskip("triton")
+    from kcache.hooks import session
+    from tests.test_build import compiled
+    from tests.test_link import kern, program
+
+    helper = "EPS = tl.constexpr({})\n@triton.jit\ndef f(x):\n    return x * EPS\n"
+    old = program(tmp_path / "old", {"kern.py": kern("f(x)", helper.format("1e-5"))})
+    new = program(tmp_path / "new", {"kern.py": kern("f(x)", helper.format("1e-6"))})
+    compiled(old)
+    assert [str(each.differs) + each.reason for each in explained("triton")] == ["()" + why.NOTHING]
+    for kernel, options, expected in (
+        (new, {}, "kernel kern → helper f → constant EPS: constexpr(1e-05) → constexpr(1e-06)"),
+        (new, {"block": 32}, "constants → BLOCK: 64 → 32"),
+        (new, {"block": 32, "num_stages": 5}, "options → num_stages: 3 → 5"),
+    ):
+        assert session.current().cache.flush()
+        compiled(kernel, **options)
+        assert [str(each) for each in explained("triton")[-1].differs] == [expected]
+        assert explained("triton")[-1].label == "kern"
+
+
+def test_the_c_plus_plus_and_the_python_that_inductor_prints_have_parts(enabled: None) -> None:
+    import torch
+
+    from kcache.hooks import session
+
+    x = torch.ones(64)
+    for factor in (2.0, 3.0):
+        torch._dynamo.reset()
+        assert torch.equal(torch.compile(lambda x: x * factor)(x), x * factor)  # noqa: B023
+        assert session.current().cache.flush()
+    found = explained("cpp")[-1]
+    assert [each.chain[0] for each in found.differs] == ["source"]
+    assert "2.0" in found.differs[0].before and "3.0" in found.differs[0].after
+    assert [each.chain for each in explained("code")[-1].differs] == [("text",)]
+
+
+def test_a_tuning_result_of_another_device_is_named(enabled: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kcache.hooks import session, tune
+
+    def on(name: str) -> dict[str, Any]:
+        return {"name": name, "multiprocessors": 132}
+
+    monkeypatch.setattr(tune, "device", lambda: on("H100"))
+    tune.keep("/x/abc.best_config", b"{}")
+    assert tune.best("/elsewhere/abc.best_config") == b"{}"
+    assert session.current().cache.flush()
+    monkeypatch.setattr(tune, "device", lambda: on("H200"))
+    assert tune.best("/x/abc.best_config") is None
+    assert [str(each) for each in explained("tune")[-1].differs] == ["device → name: 'H100' → 'H200'"]

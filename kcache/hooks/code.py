@@ -49,9 +49,12 @@ def code_of(text: str, path: str) -> CodeType:
     if not session.caching():
         return compile(text, path, "exec", dont_inherit=True)
     active = session.current()
-    key = Key.of([Part.of("layer", "code"), Part.of("text", text), Part.of("python", INTERPRETER)])
+    parts = [Part.of("layer", "code"), Part.of("text", text), Part.of("python", INTERPRETER, readable=True)]
+    key = Key.of(parts)
     try:
         kept = active.cache.get("code", key)
+        if kept is None:
+            active.missed("code", key, parts)
     except Exception as error:
         active.trouble("code", "lookup failed", error)
         kept = None
@@ -62,7 +65,7 @@ def code_of(text: str, path: str) -> CodeType:
         active.trouble("code", "entry does not load", error)
     code = compile(text, path, "exec", dont_inherit=True)
     try:
-        active.cache.put("code", key, marshal.dumps(placed(code, "<kcache>")))
+        active.cache.put("code", key, marshal.dumps(placed(code, "<kcache>")), parts=parts)
     except Exception as error:
         active.trouble("code", "save failed", error)
     return code
