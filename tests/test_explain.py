@@ -193,3 +193,75 @@ def test_a_tuning_result_of_another_device_is_named(enabled: None, monkeypatch: 
     monkeypatch.setattr(tune, "device", lambda: on("H200"))
     assert tune.best("/x/abc.best_config") is None
     assert [str(each) for each in explained("tune")[-1].differs] == ["device → name: 'H100' → 'H200'"]
+
+
+def test_what_torch_itself_refuses_is_listed_with_function_and_name(enabled: None) -> None:
+    """A higher-order operator that neither of torch's caches takes: the reason is torch's, the place the program's."""
+    import torch
+    from torch._dynamo.utils import counters
+    from torch._higher_order_ops.foreach_map import foreach_map
+
+    import kcache
+
+    def step(x: Any) -> Any:
+        return foreach_map(torch.add, [x], [x])[0]
+
+    x = torch.ones(8)
+    before = kcache.stats().bypasses
+    counters.clear()
+    assert torch.equal(torch.compile(step, fullgraph=True)(x), x + x)
+    assert counters["aot_autograd"]["autograd_cache_bypass"] == counters["inductor"]["fxgraph_cache_bypass"] == 1
+    for layer in ("aot", "fx"):
+        (found,) = explained(layer)
+        line = step.__code__.co_firstlineno + 1
+        assert found.line.startswith(f"{layer} bypass: step (test_explain.py:{line}): foreach_map: ")
+        assert "HigherOrderOperator" in found.line or "Unsupported call_function" in found.line
+    assert kcache.stats().bypasses == before + 2
+
+
+def test_a_setting_that_torch_refuses_is_listed(enabled: None) -> None:
+    import torch
+
+    with torch._inductor.config.patch({"aot_inductor.use_runtime_constant_folding": True}):
+        torch.compile(lambda x: x + 1)(torch.ones(8))
+    assert [(each.layer, each.outcome) for each in why.CURRENT.report()][:2] == [("aot", "bypass"), ("fx", "bypass")]
+    assert "Runtime constant folding" in explained("fx")[0].reason
+
+
+def test_a_function_in_the_graph_that_cannot_be_followed_is_named_once(enabled: None) -> None:
+    """kcache's own reason stands in place of torch's, which shows an address and not the name."""
+    import torch
+
+    @torch._dynamo.allow_in_graph
+    def reading(x: Any) -> Any:
+        return x * eval("2")
+
+    x = torch.ones(8)
+    assert torch.equal(torch.compile(lambda x: reading(x))(x), x * 2)
+    (found,) = explained("aot")
+    assert found.reason.startswith(
+        "test_a_function_in_the_graph_that_cannot_be_followed_is_named_once.<locals>.reading: eval"
+    )
+
+
+def test_an_entry_that_cannot_be_set_up_is_listed(enabled: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch takes whatever goes wrong between finding an entry and running it for a bypass, and says so to nobody."""
+    import torch
+    from torch._functorch._aot_autograd.runtime_wrappers import FunctionalizedRngRuntimeWrapper
+
+    from kcache.hooks import session
+
+    def step(x: Any) -> Any:
+        return x + 1
+
+    torch.compile(step)(torch.ones(8))
+    assert session.current().cache.flush()
+    torch._dynamo.reset()
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise OSError("no such compiler")
+
+    monkeypatch.setattr(FunctionalizedRngRuntimeWrapper, "post_compile", broken)
+    with pytest.raises(Exception, match="no such compiler"):
+        torch.compile(step)(torch.ones(8))
+    assert explained("aot")[-1].line == "aot bypass: OSError: no such compiler"

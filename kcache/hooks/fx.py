@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kcache.hooks import guarded, lift
+from kcache.hooks import guarded, lift, refused, session
 from kcache.hooks.guarded import Saving
 from kcache.hooks.patch import Patches, require
 
@@ -48,9 +48,13 @@ def install(patches: Patches) -> None:
         with lift.lifted():
             check(*args, **kwargs)
 
-    def prepare_key(*args: Any, **kwargs: Any) -> Any:
+    def prepare_key(gm: Any, *args: Any, **kwargs: Any) -> Any:
+        before = session.told()
         with lift.lifted():
-            return prepare(*args, **kwargs)
+            found = prepare(gm, *args, **kwargs)
+            if found[0] is None and before == session.told():
+                refused.note("fx", found[1].get("cache_bypass_reason", ""), gm)
+            return found
 
     patches.replace(cache, "prepare_key", staticmethod(prepare_key))
     patches.replace(cache, "_save_graph", staticmethod(_save_graph))

@@ -153,10 +153,10 @@ def save(layer: str, key: Key, content: bytes) -> None:
         saving = read() if read else _from_content(content)
         stale = changed(layer, description, saving)
         if stale:
-            active.stats.count(layer, "skipped", reason=f"changed while compiling: {', '.join(stale)}")
+            active.unstored(layer, f"changed while compiling: {', '.join(stale)}")
             return
         if description and (reasons := printed.unlinked(description.parts)):
-            active.stats.count(layer, "skipped", reason=f"not linked: {reasons[0]}")
+            active.unstored(layer, f"not linked: {reasons[0]}")
             return
         active.cache.put(
             layer,

@@ -51,6 +51,7 @@ class Session:
     def trouble(self, layer: str, reason: str, error: BaseException) -> None:
         """Count `error` under `reason`, warn if it is the first, and keep it for `reraise` when strict."""
         self.stats.count(layer, "error", reason=reason)
+        _tell()
         with self._lock:
             first, self._warned = not self._warned, True
             if self.settings.strict and self._pending is None:
@@ -62,7 +63,13 @@ class Session:
     def bypass(self, layer: str, reason: str) -> None:
         """Count a bypass and say why, one line each."""
         self.stats.count(layer, "bypass", reason=reason)
+        _tell()
         self._note(why.Explained(layer, "bypass", reason=reason))
+
+    def unstored(self, layer: str, reason: str) -> None:
+        """Count what was compiled and is not kept, and say why: the next run will miss it."""
+        self.stats.count(layer, "skipped", reason=reason)
+        self._note(why.Explained(layer, "not stored", reason=reason))
 
     def missed(self, layer: str, key: Key, parts: Sequence[Part], label: str = "") -> None:
         """Say why `key`, which `parts` describe, missed: one line in the log, the whole of it in `kcache.explain()`."""
@@ -90,6 +97,18 @@ class Session:
 
 CURRENT: Session | None = None
 """The session between `enable()` and `disable()`, else None."""
+
+
+_local = threading.local()
+
+
+def told() -> int:
+    """How many bypasses and exceptions this thread has reported: whoever sees torch give up asks whether it is known."""
+    return getattr(_local, "told", 0)
+
+
+def _tell() -> None:
+    _local.told = told() + 1
 
 
 def caching() -> bool:
