@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from .errors import ConfigError
 from .filesystem import is_network, type_of
+from .logs import LEVELS
 from .units import GIB, MIB, parse_size
 
 log = logging.getLogger("kcache")
@@ -76,6 +77,16 @@ def _parse_jobs(value: object) -> int:
     return jobs
 
 
+def _parse_log(value: object) -> str:
+    target = os.fspath(value)  # type: ignore[call-overload]
+    if target.lower() in ("", *LEVELS):
+        return target.lower()
+    path = os.path.expanduser(target)
+    if not os.path.isabs(path):
+        raise ValueError(f"expected {', '.join(LEVELS)} or an absolute path")
+    return path
+
+
 class Setting(NamedTuple):
     """One setting: its name, environment variable, reader, default and one sentence."""
 
@@ -94,6 +105,7 @@ SETTINGS = (
     Setting("link", "KCACHE_LINK", _parse_link, "auto", "auto: compile kernels from their linked source; off: do not"),
     Setting("key_env", "KCACHE_KEY_ENV", _parse_names, (), "further environment variables that belong to every key"),
     Setting("jobs", "KCACHE_JOBS", _parse_jobs, 0, "processes that compile variants; 0 follows the cores, 1 uses none"),
+    Setting("log", "KCACHE_LOG", _parse_log, "", "info or debug: say each miss on stderr; a path: append it there"),
 )
 
 
@@ -108,6 +120,7 @@ class Settings:
     link: str = "auto"
     key_env: tuple[str, ...] = ()
     jobs: int = 0
+    log: str = ""
     origins: dict[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod

@@ -34,7 +34,10 @@ UNKNOWN = "its key was made in another process, so its parts are not known"
 
 @dataclass(frozen=True)
 class Explained:
-    """One miss, bypass or result that was not stored. `against` is the entry compared with; `reason` says what no comparison can."""
+    """One miss, bypass or result that was not stored.
+
+    `against` is the entry compared with; `reason` says what no comparison can.
+    """
 
     layer: str
     outcome: str

@@ -15,7 +15,7 @@ import pytest
 def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Point every cache below `tmp_path`, set strict mode, and return kcache's directory."""
     store = tmp_path / "kcache"
-    for name in ("KCACHE", "KCACHE_KEY_ENV", "KCACHE_LINK", "KCACHE_MAX_SIZE"):
+    for name in ("KCACHE", "KCACHE_KEY_ENV", "KCACHE_LINK", "KCACHE_LOG", "KCACHE_MAX_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("KCACHE_STRICT", "1")
     monkeypatch.setenv("KCACHE_DIR", str(store))

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Sequence
 from os import PathLike
 
+from kcache import logs
 from kcache.config import Settings
 from kcache.counters import CURRENT as STATS
 from kcache.counters import Snapshot
@@ -23,7 +24,7 @@ from kcache.errors import KcacheError, ShapeError
 from kcache.hooks import session
 from kcache.hooks.patch import Patches
 
-log = logging.getLogger("kcache")
+logger = logging.getLogger("kcache")
 
 SEAMS = (
     "host", "lift", "aot", "fx", "pool", "printed", "kernels", "triton", "variants", "worker", "tune", "cpp", "code",
@@ -44,6 +45,7 @@ def enable(
     strict: bool | None = None,
     link: str | None = None,
     jobs: int | None = None,
+    log: str | PathLike[str] | None = None,
 ) -> bool:
     """Switch kcache on for this process; call it before the first compile.
 
@@ -53,7 +55,9 @@ def enable(
     `KCACHE=0` in the environment switches it off whatever the program says: False, silently.
     A second call changes nothing and returns True. Thread-safe.
     """
-    given = {"dir": dir, "max_size": max_size, "key_env": key_env, "strict": strict, "link": link, "jobs": jobs}
+    given = {
+        "dir": dir, "max_size": max_size, "key_env": key_env, "strict": strict, "link": link, "jobs": jobs, "log": log,
+    }  # fmt: skip
     with _lock:
         if session.CURRENT is not None:
             return True
@@ -62,14 +66,16 @@ def enable(
             settings = Settings.load(**{name: value for name, value in given.items() if value is not None})
             if not settings.enabled:
                 return False
+            _patches.also(logs.attach(settings.log))
             from kcache.cache import Cache
 
             cache = Cache.open(settings, STATS)
         except KcacheError as error:
+            _patches.undo()
             if strict or (settings is not None and settings.strict):
                 raise
             STATS.count("host", "error", reason=f"not enabled: {type(error).__name__}")
-            log.warning("kcache is off: %s", error)
+            logger.warning("kcache is off: %s", error)
             return False
         session.CURRENT = session.Session(settings, cache, STATS)
         _install()
@@ -90,7 +96,7 @@ def _install() -> None:
         except Exception as error:
             session.current().trouble("host", f"seam {name} off", error)
     if refused:
-        log.warning("kcache: this torch or Triton has another shape than expected; off: %s", "; ".join(refused))
+        logger.warning("kcache: this torch or Triton has another shape than expected; off: %s", "; ".join(refused))
 
 
 def disable() -> None:

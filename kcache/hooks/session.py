@@ -103,7 +103,7 @@ _local = threading.local()
 
 
 def told() -> int:
-    """How many bypasses and exceptions this thread has reported: whoever sees torch give up asks whether it is known."""
+    """How many bypasses and exceptions this thread has reported; tells whether what torch gives up on is known."""
     return getattr(_local, "told", 0)
 
 

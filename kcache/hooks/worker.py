@@ -49,6 +49,7 @@ def compile_triton(theirs: Callable[..., Any], given: dict[str, Any], *task: Any
 def _session(given: dict[str, Any]) -> session.Session | None:
     """The session of this worker, made at its first task."""
     if session.CURRENT is None:
+        from kcache import logs
         from kcache.cache import Cache
         from kcache.config import Settings
         from kcache.counters import Stats
@@ -58,6 +59,7 @@ def _session(given: dict[str, Any]) -> session.Session | None:
 
         settings = Settings(**given)
         try:
+            logs.attach(settings.log)
             stats = Stats()
             store = Store.open(settings.dir, max_size=settings.max_size, stats=stats)
             session.CURRENT = session.Session(settings, Cache(store, settings, stats, keep_runs=False), stats)
