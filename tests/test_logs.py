@@ -10,28 +10,36 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
-PROGRAM = """
+LOGGED = """
 import logging, sys
 if "configured" in sys.argv:
     logging.basicConfig(format="%(name)s said %(message)s")
+from kcache import logs
+from kcache.config import Settings
+log = logging.getLogger("kcache")
+detach = logs.attach(Settings.load().log)
+log.info("kcache: fx bypass: no reason")
+log.warning("kcache: fx: odd")
+log.debug("kcache: fx: odd", exc_info=ValueError("odd"))
+detach()
+log.info("kcache: after")
+"""
+ENABLED = """
 import kcache
 from kcache.hooks import session
 kcache.enable()
 session.current().bypass("fx", "no reason")
-session.current().trouble("fx", "test", ValueError("odd"))
 kcache.disable()
-logging.getLogger("kcache").info("after")
+session.log.info("kcache: after")
 """
-BYPASS, TROUBLE = "kcache: fx bypass: no reason", "kcache: fx: test: odd; compiling without it"
+BYPASS, TROUBLE = "kcache: fx bypass: no reason", "kcache: fx: odd"
 
 
-def lines(value: str, *arguments: str) -> list[str]:
+def lines(value: str, *arguments: str, program: str = LOGGED) -> list[str]:
     """The lines of kcache's on stderr."""
     environment = {**os.environ, "KCACHE_LOG": value, "KCACHE_STRICT": "0"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, *arguments], env=environment, capture_output=True, text=True
+        [sys.executable, "-W", "ignore", "-c", program, *arguments], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return [line for line in done.stderr.splitlines() if "kcache" in line or "ValueError" in line]
@@ -45,11 +53,16 @@ def lines(value: str, *arguments: str) -> list[str]:
         ("INFO", [BYPASS, TROUBLE]),
         ("warning", [TROUBLE]),
         ("error", []),
-        ("debug", [BYPASS, TROUBLE, "kcache: fx: test", "ValueError: odd"]),
+        ("debug", [BYPASS, TROUBLE, TROUBLE, "ValueError: odd"]),
     ],
 )
 def test_levels_go_to_stderr(value: str, expected: list[str]) -> None:
     assert lines(value) == expected
+
+
+def test_enabling_attaches_and_disabling_detaches() -> None:
+    pytest.importorskip("torch")
+    assert lines("info", program=ENABLED) == [BYPASS]
 
 
 def test_a_program_with_logging_of_its_own_prints_each_line_once() -> None:
@@ -70,8 +83,6 @@ def test_a_path_is_a_file_that_is_appended_to(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     path = tmp_path / "none" / "kcache.log"
-    environment = {**os.environ, "KCACHE_LOG": str(path), "KCACHE_STRICT": "0"}
     code = "import kcache; print(kcache.enable())"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.stdout == "False\n"
-    assert f"kcache is off: log = '{path}' cannot be written: No such file or directory" in done.stderr
+    said = lines(str(path), program=code)
+    assert said == [f"kcache is off: log = '{path}' cannot be written: No such file or directory"]
