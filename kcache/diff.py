@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .digest import Part
-from .listing import Node, Setting, load, read_settings
+from .listing import Node, Setting, load, read_fields, read_settings
 
 SHOWN = 60
 """Characters of a value that are shown."""
@@ -27,9 +27,13 @@ class Difference(NamedTuple):
     chain: tuple[str, ...]
     before: str = ""
     after: str = ""
+    only: str = ""
+    """`before` or `after`: the one side that has the part at all."""
 
     def __str__(self) -> str:
         place = " → ".join(self.chain)
+        if self.only:
+            return f"{place}: {'only' if self.only == 'before' else 'not'} in the nearest entry"
         if not self.before and not self.after:
             return f"{place} differs"
         return f"{place}: {self.before or '(nothing)'} → {self.after or '(nothing)'}"
@@ -41,10 +45,10 @@ def differences(before: Iterable[Part], after: Iterable[Part]) -> list[Differenc
     found: list[Difference] = []
     for name, part in new.items():
         if name not in old:
-            found.append(Difference((short(name),), "", "only now"))
+            found.append(Difference((short(name),), only="after"))
         elif old[name].digest != part.digest:
             found += inside(old[name], part)
-    return found + [Difference((short(name),), "only then", "") for name in old if name not in new]
+    return found + [Difference((short(name),), only="before") for name in old if name not in new]
 
 
 def inside(old: Part, new: Part) -> list[Difference]:
@@ -118,13 +122,24 @@ def lines(head: str, before: str, after: str) -> list[Difference]:
     old, new = read_settings(before), read_settings(after)
     if old is None or new is None:
         return [Difference((head,), *_first(before.split("\n"), after.split("\n")))]
-    return [_setting((head, n), old.get(n), new.get(n)) for n in sorted({*old, *new}) if old.get(n) != new.get(n)]
+    names = [name for name in {**new, **old} if old.get(name) != new.get(name)]
+    return [each for name in names for each in _setting((head, name), old.get(name), new.get(name))]
 
 
-def _setting(chain: tuple[str, ...], old: Setting | None, new: Setting | None) -> Difference:
+def _setting(chain: tuple[str, ...], old: Setting | None, new: Setting | None) -> list[Difference]:
     if old is None or new is None:
-        return Difference(chain, old.value if old else "", new.value if new else "")
-    return Difference(chain) if old.value == new.value else Difference(chain, old.value, new.value)
+        return [Difference(chain, _spoken(old), _spoken(new))]
+    before, after = read_fields(old.value), read_fields(new.value)
+    if before is None or after is None or before == after:
+        return [Difference(chain) if old.value == new.value else Difference(chain, old.value, new.value)]
+    names = [name for name in {**after, **before} if before.get(name) != after.get(name)]
+    return [Difference((*chain, name), before.get(name, ""), after.get(name, "")) for name in names]
+
+
+def _spoken(setting: Setting | None) -> str:
+    if setting is None:
+        return ""
+    return ", ".join([f"{name} {value}" for name, value in (read_fields(setting.value) or {}).items()]) or setting.value
 
 
 def _first(old: Sequence[str], new: Sequence[str]) -> tuple[str, str]:

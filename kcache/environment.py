@@ -16,7 +16,7 @@ import torch
 
 from kcache import listing
 from kcache.digest import Digest, Part
-from kcache.listing import shown
+from kcache.listing import plain, shown
 
 Leaf = Callable[[Any], bytes]
 
@@ -46,7 +46,7 @@ def of_details(details: Any, leaf: Leaf, replaced: Iterable[str]) -> list[Part]:
     """One part per attribute of torch's details object, but for those in `replaced`.
 
     Settings (dictionaries with text keys) become readable, a line per setting, so that a
-    miss can name the one that differs.
+    miss can name the one that differs; so do plain values.
     """
     skip = frozenset(replaced)
     found = []
@@ -56,7 +56,8 @@ def of_details(details: Any, leaf: Leaf, replaced: Iterable[str]) -> list[Part]:
         if isinstance(value, Mapping) and value and all(isinstance(k, str) for k in value):
             found.append(settings_part(name, value, leaf))
         else:
-            found.append(Part(name, Digest.of(stable(value, leaf))))
+            text = shown(value).encode() if plain(value) else b""
+            found.append(Part(name, Digest.of(stable(value, leaf)), text))
     return found
 
 

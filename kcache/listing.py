@@ -4,19 +4,20 @@ A fingerprint is a JSON list of `[title, content]`, the root first and the links
 line `n` of that last part lists, for part `n`, the numbers of the parts that `@0`, `@1`, …
 in its content stand for.
 
-Settings are a line each: `name digest value`, the value as far as a person wants to see it.
+Settings are a line each: `name digest value`, the value as far as a person wants to see it: by
+`repr`, by its type's name, or as a JSON object of fields that are compared one by one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .digest import SIZE, Digest, Part
 
 VALUE = 80
-"""Characters of a setting's value that are kept."""
+"""Characters of a value's `repr` that are kept."""
 
 
 class Node(NamedTuple):
@@ -54,7 +55,7 @@ class Setting(NamedTuple):
 
 def settings(rows: Iterable[tuple[str, Digest, str]]) -> str:
     """A table of settings as text."""
-    return "\n".join(f"{name} {digest.hex} {value[:VALUE]}" for name, digest, value in rows)
+    return "\n".join(f"{name} {digest.hex} {value}" for name, digest, value in rows)
 
 
 def read_settings(text: str) -> dict[str, Setting] | None:
@@ -70,7 +71,26 @@ def read_settings(text: str) -> dict[str, Setting] | None:
 
 def shown(value: Any) -> str:
     """`value` as a setting shows it: plain values and flat tuples of them by `repr`, everything else by its type."""
+    return repr(value)[:VALUE] if plain(value) else type(value).__name__
+
+
+def plain(value: Any) -> bool:
+    """Whether `value` is a scalar, None, text, or a tuple or list of those."""
     scalar = (bool, int, float, str, type(None))
-    if type(value) in scalar or (type(value) in (tuple, list) and all(type(each) in scalar for each in value)):
-        return repr(value)
-    return type(value).__name__
+    return type(value) in scalar or (type(value) in (tuple, list) and all(type(each) in scalar for each in value))
+
+
+def fields(values: Mapping[str, Any]) -> str:
+    """A setting's value as fields."""
+    return json.dumps({name: str(value) for name, value in values.items()})
+
+
+def read_fields(text: str) -> dict[str, str] | None:
+    """Inverse of `fields`; None for any other value."""
+    if not text.startswith("{"):
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and all(isinstance(value, str) for value in found.values()) else None

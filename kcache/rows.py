@@ -32,6 +32,8 @@ from .errors import Damaged
 from .units import MIB
 
 TABLES = ("index", "blobs", "refs", "parts", "runs", "counters", "leases", "access", "recent", "meta")
+LATER = ("recent",)
+"""Tables that stores of this format may lack: an index that is found empty then."""
 VARIANT = 16
 CHUNK = MIB
 """Larger rows need that many contiguous free pages, which a used file rarely has."""
@@ -68,6 +70,8 @@ class Transaction:
         self._tables = tables
 
     def get(self, table: str, row: bytes) -> bytes | None:
+        if table in LATER and table not in self._tables:
+            return None
         data = self._txn.get(row, db=self._tables[table])
         return None if data is None else bytes(data)
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from kcache import why
+from kcache import database, recent, rows, why
 from kcache.counters import Stats
+from kcache.diff import differences
 from kcache.digest import Key, Part
 from kcache.draft import Draft
 from kcache.recent import KEPT
@@ -62,6 +63,50 @@ def test_guards_that_do_not_hold_are_the_reason(store: Store) -> None:
     old = parts(graph="g")
     put(store, old)
     assert "guards" in why.nearest(store, Stats(), "fx", Key.of(old), old).line
+
+
+def test_a_damaged_part_list_is_passed_over_and_counted(store: Store) -> None:
+    near, far = parts(graph="a", config="1"), parts(graph="a", config="x")
+    put(store, near, far)
+    row = b"fx\0" + Key.of(near).raw
+    store.swap("parts", row, store.fetch("parts", row), b"KCP1 nonsense")
+    stats, asked = Stats(), parts(graph="a", config="1", more="1")
+    assert why.nearest(store, stats, "fx", Key.of(asked), asked).against == Key.of(far)
+    assert stats.snapshot().reasons == {("fx", "damaged", "parts: truncated"): 1}
+
+
+def test_a_damaged_text_differs_by_name_and_is_counted(store: Store) -> None:
+    old, new = ([Part.of("graph", text * 400, readable=True)] for text in ("a", "b"))
+    put(store, old)
+    row = old[0].digest.raw + bytes(4)
+    store.swap("blobs", row, store.fetch("blobs", row), b"nonsense")
+    stats = Stats()
+    assert [str(d) for d in why.nearest(store, stats, "fx", Key.of(new), new).differs] == ["graph differs"]
+    assert stats.snapshot().total("damaged") == 1
+
+
+def test_a_store_without_the_index_of_the_newest_is_read_and_then_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As version 1 was before it had that table: nothing to compare with, and no error."""
+    old = parts(graph="g")
+    with monkeypatch.context() as before:
+        before.setattr(database, "TABLES", tuple(name for name in rows.TABLES if name != "recent"))
+        before.setattr(recent, "note", lambda *_: None)
+        opened = Store.open(tmp_path / "s")
+        put(opened, old)
+        opened.close()
+    reading = Store.open(tmp_path / "s", readonly=True)
+    asked = parts(graph="h")
+    assert reading.read(reading.variants("fx", Key.of(old))[0][1]) == b"v"
+    assert why.nearest(reading, Stats(), "fx", Key.of(asked), asked).reason == why.NOTHING
+    assert reading.live_bytes() > 0
+    reading.close()
+    writing = Store.open(tmp_path / "s")
+    put(writing, asked)
+    assert writing.like("fx", asked) == [Key.of(asked)]
+    assert writing.delete([stored.id for stored in writing.scan()]) == 2
+    writing.close()
 
 
 def test_the_journal_is_bounded() -> None:
@@ -265,3 +310,44 @@ def test_an_entry_that_cannot_be_set_up_is_listed(enabled: None, monkeypatch: py
     with pytest.raises(Exception, match="no such compiler"):
         torch.compile(step)(torch.ones(8))
     assert explained("aot")[-1].line == "aot bypass: OSError: no such compiler"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda x: x[:, :4].contiguous(), ["shape: (8, 8) → (8, 4)", "stride: (8, 1) → (4, 1)"]),
+        (lambda x: x.T, ["stride: (8, 1) → (1, 8)"]),
+        (lambda x: x.double(), ["dtype: torch.float32 → torch.float64"]),
+        (lambda x: x.clone().requires_grad_(), ["requires_grad: False → True"]),
+    ],
+)
+def test_the_input_that_differs_is_named(change: Any, expected: list[str]) -> None:
+    torch = pytest.importorskip("torch")
+    from kcache.hooks.describe import inputs_part
+
+    x = torch.ones(8, 8)
+    before, after = (
+        inputs_part([3, each], [3, each], lambda t: f"{t.shape}{t.stride()}{t.dtype}{t.requires_grad}".encode())
+        for each in (x, change(x))
+    )
+    assert [str(each) for each in differences([before], [after])] == [
+        f"example_inputs → input[1] → {each}" for each in expected
+    ]
+
+
+def test_a_setting_of_one_compile_is_named_with_its_values(enabled: None) -> None:
+    import torch
+
+    from kcache.hooks import session
+
+    def step(x: Any) -> Any:
+        return x.sum()
+
+    for grad, size in ((True, 8), (False, 4)):
+        torch._dynamo.reset()
+        with torch.set_grad_enabled(grad):
+            torch.compile(step, dynamic=False)(torch.ones(size))
+        assert session.current().cache.flush()
+    said = [str(each) for each in explained("aot")[-1].differs]
+    assert "grad_enabled: True → False" in said
+    assert "example_inputs → input[0] → shape: (8,) → (4,)" in said
