@@ -20,6 +20,21 @@ VALUE = 80
 """Characters of a value's `repr` that are kept."""
 
 
+BESIDE = "linked "
+"""First word of the parts that are kept with an entry and are not in its key: the linked text of a kernel, which holds
+comments and where its functions came from."""
+
+
+def linked(name: str, text: str) -> Part:
+    """The part that keeps the linked text of the kernel `name` with an entry."""
+    return Part.of(f"{BESIDE}{name}", text, readable=True)
+
+
+def keyed(parts: Iterable[Part]) -> list[Part]:
+    """Those of an entry's parts that are in its key."""
+    return [part for part in parts if not part.name.startswith(BESIDE)]
+
+
 class Node(NamedTuple):
     """One thing followed: its title, its own content, and the numbers of what it refers to."""
 

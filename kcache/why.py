@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from .diff import Difference, differences
 from .digest import Digest, Key, Part
 from .errors import Damaged
+from .listing import keyed
 
 if TYPE_CHECKING:
     from .counters import Stats
@@ -98,11 +99,12 @@ def compared(
     Of entries with as many equal parts, one that differs in a kernel comes first: the same
     launch of another kernel says more than another launch of the same kernel.
     """
+    parts = keyed(parts)
     mine = {part.name: part.digest for part in parts}
     best: tuple[tuple[int, bool], Key, list[Part]] | None = None
     for other in store.like(layer, parts):
         try:
-            theirs = [] if other == key else store.part_names(layer, other)
+            theirs = [] if other == key else keyed(store.part_names(layer, other))
         except Damaged as damage:
             stats.count(layer, "damaged", reason=f"parts: {damage.reason}")
             continue

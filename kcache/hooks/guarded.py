@@ -163,7 +163,7 @@ def save(layer: str, key: Key, content: bytes) -> None:
             key,
             content,
             guards=saving.guards,
-            parts=description.parts if description else (),
+            parts=(*description.parts, *printed.texts(description.parts)) if description else (),
             links=saving.links,
             label=description.label if description else "",
             cost_ns=saving.cost_ns,
