@@ -17,7 +17,7 @@ test: $(STAMP)  ## all tests that this machine can run
 	$(BIN)/pytest
 
 edits: $(STAMP)  ## the table of edits: which must hit, which must miss
-	$(BIN)/pytest -m "" -k edits
+	$(BIN)/pytest -q tests/test_edits.py
 
 corpus: $(STAMP)  ## the kernels of public packages under mechanical edits; a quarter of an hour
 	$(PIP) -e '.[corpus]'

@@ -23,15 +23,17 @@ import inspect
 import symtable
 import textwrap
 import types
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from kcache import launcher, resolve
+from kcache import launcher, origin, resolve
 from kcache.constants import named
 from kcache.errors import Opaque
 from kcache.imports import FIXED, Imports, Names
 from kcache.literals import literal
+from kcache.origin import Origin
 from kcache.outline import Outline, agrees
 from kcache.scope import Ref
 from kcache.watch import MISSING, Watch
@@ -52,6 +54,8 @@ class Linked:
     decorator: str
     imports: tuple[str, ...]
     definitions: tuple[str, ...]
+    origins: Mapping[str, Origin] = field(compare=False)
+    """By name in the text: what each function of it is. Not of a kernel's own text that was extended."""
 
     @property
     def module(self) -> str:
@@ -83,6 +87,7 @@ def link(kernel: Any, text: str | None = None) -> Linked:
 class _Linker:
     def __init__(self, root: Any, text: str | None) -> None:
         self.root = root
+        self.extended = text is not None
         self.watch = Watch()
         self.outlines: dict[int, Outline] = {}
         self.held: list[Any] = []
@@ -99,14 +104,16 @@ class _Linker:
         self.definitions: list[str] = []
         self.printed: set[str] = set()
         self.shared: dict[str, str] = {}
+        self.origins: dict[str, Origin] = {}
 
     def link(self) -> Linked:
         root = self.root
         options = _decorator(root)
         printed = self.function(root, root.fn, root.fn.__name__)
         return Linked(
-            root.fn.__name__, _origin(root.fn), printed, options, tuple(self.imports.lines()), tuple(self.definitions)
-        )
+            root.fn.__name__, _origin(root.fn), printed, options, tuple(self.imports.lines()), tuple(self.definitions),
+            self.origins,
+        )  # fmt: skip
 
     # --- what is reached, before anything has a name
 
@@ -156,6 +163,8 @@ class _Linker:
                 outline.fill(number, self.reference(ref, *found, value))
             elif found[0] is not getattr(builtins, ref.root, MISSING):
                 self.share(ref, self.reference(ref, *found, value))
+        if value is not self.root or not self.extended:
+            self.origins[name] = origin.of(value, fn, outline.function)
         return outline.printed(name, *self.signature(value, fn))
 
     def share(self, ref: Ref, expression: str) -> None:

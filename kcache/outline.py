@@ -56,6 +56,11 @@ class Outline:
             elif isinstance(node, ast.arguments):
                 self.names.update([a.arg for a in arguments(node)])
 
+    @property
+    def function(self) -> ast.FunctionDef:
+        """The tree, with the line numbers of the text it was read from."""
+        return self._function
+
     def fill(self, number: int, expression: str) -> None:
         """Print `expression`, a dotted name, for the reference `number`. Raises `Opaque` where that is assigned to."""
         for node in self._blanks.get(f"${number}", ()):

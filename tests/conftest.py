@@ -6,6 +6,7 @@ the environment, so processes that a test starts share them.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,17 @@ def _has_gpu() -> bool:
     except ImportError:
         return False
     return torch.cuda.is_available()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many rows of the tables of edits are right, for each kind and level."""
+    found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.getreports(outcome):
+            for level, kind in report.user_properties:
+                if level.startswith("edit "):
+                    found[f"{level}, {kind}"][outcome == "failed"] += 1
+    if found:
+        terminalreporter.section("tables of edits")
+    for row, (right, wrong) in sorted(found.items()):
+        terminalreporter.line(f"{row + ':':<32}{right:>5} right{wrong:>5} wrong")

@@ -44,9 +44,9 @@ def theirs():
     source = ASTSource(kern, SIGNATURE, {{(3,): 64}}, ALIGNED)
     options = make_backend(TARGET).parse_options({{}})
     return triton.compile(source, target=TARGET, options=options.__dict__).hash
-compile_triton, (_, given) = task.func, task.args
+compile_triton, (_, given, known) = task.func, task.args
 import json
-print("RESULT " + json.dumps([compile_triton(theirs, given), len(started)]))
+print("RESULT " + json.dumps([compile_triton(theirs, given, known), len(started)]))
 """
 
 
@@ -90,7 +90,7 @@ def test_what_one_worker_compiled_another_finds(worker: Path) -> None:
 
 def test_a_store_that_cannot_be_used_leaves_the_task(worker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = pickle.loads((worker / "task").read_bytes())
-    theirs, given = task.args
+    theirs, given, known = task.args
     given = {**given, "dir": worker / "task" / "below a file", "strict": False}
-    (worker / "task").write_bytes(pickle.dumps(functools.partial(task.func, theirs, given)))
+    (worker / "task").write_bytes(pickle.dumps(functools.partial(task.func, theirs, given, known)))
     assert run(worker)[1] == 1

@@ -27,12 +27,12 @@ from kcache.hooks.patch import Patches
 logger = logging.getLogger("kcache")
 
 SEAMS = (
-    "host", "lift", "aot", "fx", "pool", "printed", "kernels", "triton", "variants", "worker", "tune", "cpp", "code",
-    "fresh",
+    "host", "lift", "aot", "fx", "pool", "printed", "errors", "kernels", "triton", "variants", "worker", "tune", "cpp",
+    "code", "fresh",
 )  # fmt: skip
 """In the order in which they are installed; `disable()` undoes them in the opposite order."""
 
-_NEED_TRITON = ("printed", "kernels", "triton", "variants", "worker")
+_NEED_TRITON = ("printed", "errors", "kernels", "triton", "variants", "worker")
 _lock = threading.RLock()
 _patches = Patches()
 

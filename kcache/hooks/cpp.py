@@ -4,7 +4,8 @@ Torch finds a shared object by its command line, and to know the command line it
 compiler for its version, probes instruction sets in children and preprocesses a header:
 eleven processes for a full hit. Here an object is found by what it was made from: both
 sources, every argument of the call, the settings, what the compiler is and what the CPU
-can do. On a miss torch compiles as always and the object that it loads is stored.
+can do. On a miss torch compiles as always and the object that it loads is stored, also one
+that this process had loaded before.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def install(patches: Patches) -> None:
     require(base, "_load_library", ("cls", "path", "key"))
     load_async = vars(base)["load_async"].__func__
     load_library = vars(base)["_load_library"].__func__
+    added: list[tuple[Any, str]] = []
 
     def _load_library(cls: Any, path: str, key: str) -> Any:
         seen = getattr(_local, "loaded", None)
@@ -64,10 +66,17 @@ def install(patches: Patches) -> None:
         if loaded is None:
             loaded = _storing(key, parts, load_async(cls, *args, **kwargs))
         cls.cache[key.hex] = loaded
+        added.append((cls, key.hex))
         return loaded  # type: ignore[no-any-return]
+
+    def forget() -> None:
+        """Under another store, what was loaded is to be stored again."""
+        for cls, key in added:
+            cls.cache.pop(key, None)
 
     patches.replace(base, "_load_library", classmethod(_load_library))
     patches.replace(base, "load_async", classmethod(_load_async))
+    patches.also(forget)
 
 
 def parts_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Part]:
@@ -126,7 +135,7 @@ def _storing(key: Key, parts: list[Part], load: Callable[[], Any]) -> Callable[[
         finally:
             paths, _local.loaded = _local.loaded, None
         active = session.current()
-        for path in paths:
+        for path in paths or filter(None, [getattr(library, "__file__", None) or getattr(library, "_name", None)]):
             try:
                 active.cache.put("cpp", key, Path(path).read_bytes(), parts=parts)
             except Exception as error:

@@ -25,7 +25,7 @@ from kcache import link, listing
 from kcache.closure import fingerprint
 from kcache.digest import Part
 from kcache.errors import Opaque
-from kcache.hooks import session
+from kcache.hooks import errors, session
 from kcache.hooks.patch import Patches, require
 
 _local = threading.local()
@@ -82,7 +82,9 @@ def text_of(kernel: Any, stock: Any, epilogue_fusion: tuple[Any, str] | None = N
             return with_comment(stock(), f"kcache {found.digest.hex}")
         if epilogue_fusion is None:
             _linked[found.digest.hex] = linked.module
-        return f"# from {linked.origin}\n{with_comment(linked.body, f'kcache {found.digest.hex}')}"
+        mark = f"kcache {found.digest.hex}"
+        errors.note(with_comment(linked.root, mark), linked.origins)
+        return f"# from {linked.origin}\n{with_comment(linked.body, mark)}"
     except Exception as error:
         session.current().trouble("fx", "kernel text failed", error)
         return stock()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from kcache.hooks import session
+from kcache.hooks import errors, session
 from kcache.hooks.patch import Patches, require
 
 log = logging.getLogger("kcache")
@@ -29,16 +29,19 @@ def install(patches: Patches) -> None:
 
     require(async_compile, "_worker_compile_triton", ("load_kernel", "extra_env", "extra_config"))
     given = asdict(session.current().settings)
-    theirs = async_compile._worker_compile_triton
-    patches.replace(async_compile, "_worker_compile_triton", functools.partial(compile_triton, theirs, given))
+    task = functools.partial(compile_triton, async_compile._worker_compile_triton, given, errors.KNOWN)
+    patches.replace(async_compile, "_worker_compile_triton", task)
 
 
-def compile_triton(theirs: Callable[..., Any], given: dict[str, Any], *task: Any) -> Any:
+def compile_triton(theirs: Callable[..., Any], given: dict[str, Any], known: errors.Known, *task: Any) -> Any:
     """Torch's task for a worker, with the store of the settings `given` under Triton's cache.
+
+    `known` is where linked functions came from, as far as it was known when the task was sent.
 
     Runs in a worker. A store that cannot be used leaves the task as it is, unless strict.
     """
     active = _session(given)
+    errors.KNOWN.update(known)
     try:
         return theirs(*task)
     finally:
@@ -65,6 +68,7 @@ def _session(given: dict[str, Any]) -> session.Session | None:
             session.CURRENT = session.Session(settings, Cache(store, settings, stats, keep_runs=False), stats)
             kernels.install(_patches)
             triton.install(_patches)
+            errors.install(_patches)
         except KcacheError as error:
             if settings.strict:
                 raise

@@ -142,7 +142,10 @@ for where in ("post_grad_custom_pre_pass", "post_grad_custom_post_pass", "joint_
     program(f"{where}: commented", NEUTRAL, PASS, P0, {**P0, "c": "  # swap"})
 P1 = {"where": "post_grad_custom_pre_pass", "pass": "Swap()", "step": "K", "k": "-1", "c": ""}
 program("pass's global", SEMANTIC, PASS, P1, {**P1, "k": "1"})
-program("pass without an identity", OPAQUE, PASS, {**P1, "pass": "Swap().__call__"}, {**P1, "pass": "Swap().__call__"})
+P2 = {**P1, "pass": "Swap().__call__"}
+program("pass that is a plain function", SEMANTIC, PASS, P2, {**P2, "k": "1"})
+program("pass that is a plain function, commented", NEUTRAL, PASS, P2, {**P2, "c": "  # swap"})
+program("pass that wants no entry", OPAQUE, PASS.replace('"swap"', "None"), P1, P1)
 program("pass that reads a file", OPAQUE, PASS, {**P1, "c": "\n        open('x')"}, {**P1, "c": "\n        open('x')"})
 
 atom("setting of Inductor's", "import torch._inductor.config as c\nc.<k>\ndef step(x, y):\n    return x @ y\ndef expect(x, y):\n    return x @ y\n", "fallback_random = False", "fallback_random = True")
