@@ -146,14 +146,25 @@ def _first(old: Sequence[str], new: Sequence[str]) -> tuple[str, str]:
     """The first lines that differ, and how many more do."""
     if max(len(old), len(new)) > COMPARED:
         at = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
-        return _shown(old[at : at + 1]), _shown(new[at : at + 1])
+        return _shown(old[at : at + 1], new[at : at + 1])
     changed = [op for op in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes() if op[0] != "equal"]
     _, a, b, c, d = changed[0]
     more = sum(max(y - x, w - z) for _, x, y, z, w in changed) - 1
-    after = _shown(new[c:d])
-    return _shown(old[a:b]), f"{after} (and {more} more lines)" if more else after
+    before, after = _shown(old[a:b], new[c:d])
+    return before, f"{after} (and {more} more {'lines' if more > 1 else 'line'})" if more else after
 
 
-def _shown(rows: Sequence[str]) -> str:
-    text = rows[0].strip() if rows else ""
-    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+def _shown(old: Sequence[str], new: Sequence[str]) -> tuple[str, str]:
+    """The first line of each side, cut around the place where they begin to differ."""
+    before, after = (rows[0].strip() if rows else "" for rows in (old, new))
+    pairs = enumerate(zip(before, after, strict=False))
+    at = next((place for place, (a, b) in pairs if a != b), min(len(before), len(after)))
+    return _cut(before, at), _cut(after, at)
+
+
+def _cut(text: str, at: int) -> str:
+    if len(text) <= SHOWN:
+        return text
+    start = min(max(0, at - SHOWN // 2), len(text) - SHOWN)
+    end = start + SHOWN
+    return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"

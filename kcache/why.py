@@ -19,6 +19,7 @@ from .diff import Difference, differences
 from .digest import Digest, Key, Part
 from .errors import Damaged
 from .listing import keyed
+from .recent import SHARED
 
 if TYPE_CHECKING:
     from .counters import Stats
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 REMEMBERED = 1000
 SHOWN = 3
 """Differences in one line of the log."""
+CODE = ("kernel", "function", "class", "operator", "pass", "table")
+"""First words of the parts that stand for code which a user can edit."""
 NOTHING = "no entry of this layer to compare with"
 SAME = "no part that is kept differs from those of the nearest entry"
 GUARDED = "stored, but under guards that do not hold here"
@@ -115,7 +118,15 @@ def compared(
     if best is None:
         return None, ()
     _, other, theirs = best
-    return other, tuple(differences([_with_text(store, stats, layer, part, mine) for part in theirs], parts))
+    found = differences([_with_text(store, stats, layer, part, mine) for part in theirs], parts)
+    return other, tuple(sorted(found, key=_rank))
+
+
+def _rank(difference: Difference) -> int:
+    """Code first, then what is made of it, then settings and inputs; last what one side lacks altogether."""
+    word = difference.chain[0].split(" ", 1)[0]
+    order = (CODE, SHARED)
+    return 3 if difference.only else next((n for n, words in enumerate(order) if word in words), 2)
 
 
 def _with_text(store: Store, stats: Stats, layer: str, part: Part, mine: Mapping[str, Digest]) -> Part:

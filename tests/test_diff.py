@@ -119,6 +119,14 @@ def test_what_a_text_does_not_show_is_said_to_differ(shown: str) -> None:
     assert [str(d) for d in differences([old], [new])] == ["triton differs"]
 
 
+def test_long_lines_are_cut_around_what_differs() -> None:
+    old, new = ("x = " + "a" * 100 + value + "b" * 100 for value in ("1.0", "2.0"))
+    (found,) = differences([Part.of("graph", old, readable=True)], [Part.of("graph", new, readable=True)])
+    assert (found.before, found.after) == tuple("…" + "a" * 30 + value + "b" * 27 + "…" for value in ("1.0", "2.0"))
+    short = [Part.of("graph", f"{old}\n{tail}", readable=True) for tail in ("1\n1", "2\n2")]
+    assert str(differences(short[:1], short[1:])[0]) == "graph: 1 → 2 (and 1 more line)"
+
+
 def test_a_setting_of_one_side() -> None:
     added = {"b": ("2", "2"), "c": ("3", listing.fields({"shape": (8,), "device": "cpu"}))}
     found = differences([table(a=("1", "1"))], [table(a=("1", "1"), **added)])

@@ -42,6 +42,13 @@ def test_the_entry_with_most_equal_parts_is_nearest(store: Store) -> None:
     assert [d.chain for d in found.differs] == [("device",)]
 
 
+def test_code_is_named_before_what_is_made_of_it(store: Store) -> None:
+    put(store, parts(config="1", graph="a", kernel_0_norm="1", operator_gone="1"))
+    asked = parts(config="2", graph="b", kernel_0_norm="2", operator_new="1")
+    found = why.nearest(store, Stats(), "fx", Key.of(asked), asked)
+    assert [d.chain[0] for d in found.differs] == ["kernel norm", "graph", "config", "operator new", "operator gone"]
+
+
 def test_an_entry_of_the_same_kernel_is_found_behind_many_others(store: Store) -> None:
     """The index keeps few keys a row, and has a row for each kernel's name."""
     old = parts(graph="g", kernel_0_norm="1")

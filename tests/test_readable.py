@@ -136,6 +136,28 @@ def test_a_kernel_that_was_launched_by_hand_shows_its_specialization_and_its_rec
     assert said.endswith(f"== kernel kern\n{source.rstrip()}\n")
 
 
+def test_the_linked_text_of_a_kernel_is_saved_with_the_graph(tmp_path: Path) -> None:
+    """Short of a GPU to compile the graph on: the kernel is printed, and then the entry saved, through the seams."""
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    import kcache
+    from kcache.hooks import guarded, printed, session
+    from kcache.key import Description
+    from tests.test_link import SAME_NAMES, program
+
+    kcache.enable()
+    kernel = program(tmp_path, SAME_NAMES)
+    found = kcache.fingerprint(kernel)
+    description = Description((*FX[:2], Part("kernel 0 kern", found.digest, found.listing)), tuple, "kern")
+    key = guarded.DESCRIPTIONS.remember(description)
+    printed.text_of(kernel, lambda: "")
+    with guarded.saving(lambda: guarded.Saving("", 0)):
+        guarded.save("fx", key, b"v")
+    session.current().cache.flush()
+    kcache.disable()
+    assert call("show", key.hex).stdout.endswith(f"== kernel kern\n{found.source.rstrip()}\n")
+
+
 def test_a_compiled_graph_shows_what_torch_made_of_it() -> None:
     torch = pytest.importorskip("torch")
     import kcache
