@@ -17,6 +17,8 @@ from .listing import Node, Setting, load, read_fields, read_settings
 
 SHOWN = 60
 """Characters of a value that are shown."""
+LOADS = frozenset({"LOAD_CONST", "RETURN_CONST", "LOAD_SMALL_INT"})
+"""Instructions of a function's listing that name a literal."""
 COMPARED = 400
 """Lines beyond which two texts are not aligned: `difflib` takes quadratic time."""
 
@@ -81,8 +83,19 @@ def trees(head: str, before: Sequence[Node], after: Sequence[Node]) -> list[Diff
 
 def _own(chain: tuple[str, ...], old: Node, new: Node) -> Difference:
     if new.title.startswith("function ") and _code(old) != _code(new):
-        return Difference((*chain, "code"))  # a plain function stands as bytecode, which says nothing to a reader
+        # a plain function stands as bytecode, of which only the literals say something to a reader
+        literals = _literals(_code(old), _code(new))
+        return Difference((*chain, "literal"), *literals) if literals else Difference((*chain, "code"))
     return Difference(chain, *_first(old.text.split("\n"), new.text.split("\n")))
+
+
+def _literals(old: Sequence[str], new: Sequence[str]) -> tuple[str, str] | None:
+    """The first literal that differs, where nothing but literals does."""
+    pairs = [(a.split(None, 1), b.split(None, 1)) for a, b in zip(old, new, strict=False) if a != b]
+    if len(old) != len(new) or not all(len(row) == 2 and row[0] in LOADS for pair in pairs for row in pair):
+        return None
+    (_, before), (_, after) = pairs[0]
+    return _cut(before, 0), f"{_cut(after, 0)} (and {len(pairs) - 1} more)" if len(pairs) > 1 else _cut(after, 0)
 
 
 def _code(node: Node) -> list[str]:

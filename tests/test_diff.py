@@ -119,6 +119,26 @@ def test_what_a_text_does_not_show_is_said_to_differ(shown: str) -> None:
     assert [str(d) for d in differences([old], [new])] == ["triton differs"]
 
 
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("x * 1.0 + 2", []),
+        ("x * 1.5 + 2", ["function f → literal: 1.0 → 1.5"]),
+        ("x * 1.5 + 1000", ["function f → literal: 1.0 → 1.5 (and 1 more)"]),
+        ("x * 1.5 - 2", ["function f → code differs"]),
+        ("x * 1.5", ["function f → code differs"]),
+    ],
+)
+def test_a_literal_of_a_plain_function_is_named_where_nothing_else_differs(body: str, expected: list[str]) -> None:
+    def part(text: str) -> Part:
+        space: dict[str, Any] = {"__name__": "plain"}
+        exec(f"def f(x):\n    return {text}\n", space)
+        found = fingerprint(space["f"])
+        return Part("function 0 f", found.digest, found.listing)
+
+    assert [str(d) for d in differences([part("x * 1.0 + 2")], [part(body)])] == expected
+
+
 def test_long_lines_are_cut_around_what_differs() -> None:
     old, new = ("x = " + "a" * 100 + value + "b" * 100 for value in ("1.0", "2.0"))
     (found,) = differences([Part.of("graph", old, readable=True)], [Part.of("graph", new, readable=True)])
