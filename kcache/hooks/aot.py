@@ -36,9 +36,9 @@ def install(patches: Patches) -> None:
     guarded.keyed(module, "AOTAutogradCachePickler", patches, methods)
     key_of, save, try_load = module.autograd_cache_key, cache.save, cache.try_load
 
-    def autograd_cache_key(gm: Any, *args: Any, **kwargs: Any) -> Any:
-        with lift.lifted(), refused.noted("aot", gm):
-            return key_of(gm, *args, **kwargs)
+    def autograd_cache_key(*args: Any, **kwargs: Any) -> Any:
+        with lift.lifted(), refused.noted("aot", args[0] if args else None):
+            return key_of(*args, **kwargs)
 
     def _save(key: str, entry: Any, remote: bool) -> None:
         with guarded.saving(lambda: _saving(entry)):

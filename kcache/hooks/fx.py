@@ -48,12 +48,12 @@ def install(patches: Patches) -> None:
         with lift.lifted():
             check(*args, **kwargs)
 
-    def prepare_key(gm: Any, *args: Any, **kwargs: Any) -> Any:
+    def prepare_key(*args: Any, **kwargs: Any) -> Any:
         before = session.told()
         with lift.lifted():
-            found = prepare(gm, *args, **kwargs)
+            found = prepare(*args, **kwargs)
             if found[0] is None and before == session.told():
-                refused.note("fx", found[1].get("cache_bypass_reason", ""), gm)
+                refused.note("fx", found[1].get("cache_bypass_reason", ""), args[0] if args else None)
             return found
 
     patches.replace(cache, "prepare_key", staticmethod(prepare_key))
