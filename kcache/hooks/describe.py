@@ -9,12 +9,12 @@ argument sources of AOTAutograd by their positions, the C++ compiler's name by w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from kcache import environment, operators, tables
+from kcache import environment, listing, operators, tables
 from kcache.closure import fingerprint
 from kcache.digest import Digest, Part
 from kcache.graph import Canonical, canonical
@@ -23,7 +23,9 @@ from kcache.key import Description
 
 Leaf = Callable[[Any], bytes]
 
-REPLACED = ("gm", "aot_config", "user_defined_triton_source", "triton_kernel_source_codes", "inductor_config")
+REPLACED = (
+    "gm", "aot_config", "user_defined_triton_source", "triton_kernel_source_codes", "inductor_config", "example_inputs",
+)  # fmt: skip
 
 AOT_CONFIG_LEFT_OUT = frozenset(
     {
@@ -36,12 +38,13 @@ AOT_CONFIG_LEFT_OUT = frozenset(
 
 PER_COMPILE = frozenset(
     {
-        "example_inputs", "fx_kwargs", "inputs_to_check", "default_cuda_device_index", "cpp_runtime_thread_count",
+        "fx_kwargs", "inputs_to_check", "default_cuda_device_index", "cpp_runtime_thread_count",
         "var_to_hint_override", "cudagraph_override", "cudagraph_annotation",
         "region_activation_memory_budget", "saved_tensors_hooks_fx_wrap_cache_hashes", "sac_context_fn_hashes",
     }
 )  # fmt: skip
 """Attributes of a details object that belong to one graph and cannot be taken again without it."""
+
 
 def describe(details: Any, leaf: Leaf, layer: str, compiler: Callable[[], str]) -> Description:
     """Description of the compile that torch gathered in `details`.
@@ -62,17 +65,14 @@ def describe(details: Any, leaf: Leaf, layer: str, compiler: Callable[[], str]) 
         return [*environment.of_details(now, leaf, {*REPLACED, *PER_COMPILE}), configured.values(now, leaf, compiler),
                 *live(now.inductor_config)]  # fmt: skip
 
-    replaced: tuple[str, ...] = REPLACED
-    inputs = []
+    keyed = list(details.example_inputs)
     if layer == "aot":  # what a symbol is called goes back to the caller's argument names
-        replaced = (*REPLACED, "example_inputs")
-        by_position = symbols_by_position(details.example_inputs)
-        inputs = [Part("example_inputs", Digest.of(environment.stable(by_position, leaf)))]
+        keyed = symbols_by_position(keyed)
     fixed = [
-        *inputs,
+        inputs_part(details.example_inputs, keyed, leaf),
         Part("layer", Digest.of(layer.encode())),
         Part.of("graph", graph.text, readable=True),
-        *environment.of_details(details, leaf, replaced),
+        *environment.of_details(details, leaf, REPLACED),
         configured.values(details, leaf, compiler),
     ]
     if graph.kernels:
@@ -80,7 +80,7 @@ def describe(details: Any, leaf: Leaf, layer: str, compiler: Callable[[], str]) 
     if assumed := assumptions():
         fixed.append(Part.of("assumptions", assumed, readable=True))
     if hasattr(details, "aot_config"):
-        fixed.append(Part("aot_config", Digest.of(environment.stable(aot_config(details.aot_config), leaf))))
+        fixed.append(environment.settings_part("aot_config", aot_config(details.aot_config), leaf))
     return Description((*fixed, *live(details.inductor_config)), again, label(graph))
 
 
@@ -117,6 +117,30 @@ def subclasses(inputs: Iterable[Any]) -> list[type]:
             if type(value) is not torch.Tensor:
                 found[type(value)] = None
     return list(found)
+
+
+def inputs_part(inputs: Sequence[Any], keyed: Sequence[Any], leaf: Leaf) -> Part:
+    """The inputs, a line each: what a reader looks for, and a digest of all that counts, which is `keyed`."""
+    rows = [
+        (f"input[{number}]", Digest.of(environment.stable(value, leaf)), told(inputs[number]))
+        for number, value in enumerate(keyed)
+    ]
+    return Part.of("example_inputs", listing.settings(rows), readable=True)
+
+
+def told(value: Any) -> str:
+    """An input as a reader looks at it; nothing of it that is not in the key either."""
+    if not isinstance(value, torch.Tensor):
+        return listing.shown(value)
+    facts = {"shape": _sizes(value.shape), "dtype": value.dtype, "device": value.device.type}
+    if value.layout == torch.strided:
+        facts["stride"] = _sizes(value.stride())
+    return listing.fields({**facts, "requires_grad": value.requires_grad})
+
+
+def _sizes(sizes: Iterable[Any]) -> tuple[Any, ...]:
+    """Sizes without the names of symbols, which are the caller's."""
+    return tuple(size if type(size) is int else "?" for size in sizes)
 
 
 def symbols_by_position(inputs: Iterable[Any]) -> list[Any]:

@@ -114,8 +114,9 @@ def _function_is_covered(target: Any) -> bool:
         return False  # an object of torch's that only looks like a function, as compiled autograd puts into its graphs
     try:
         followed(target)
-    except Opaque:
-        return False  # torch's own bypass is raised and counted
+    except Opaque as opaque:  # torch's own bypass is raised, and names less
+        session.current().bypass("aot", str(opaque))
+        return False
     return True
 
 
