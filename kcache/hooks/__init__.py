@@ -28,11 +28,11 @@ logger = logging.getLogger("kcache")
 
 SEAMS = (
     "host", "lift", "aot", "fx", "quarantine", "pool", "extern", "printed", "errors", "kernels", "triton", "variants",
-    "worker", "tune", "cpp", "code", "fresh",
+    "timings", "worker", "tune", "cpp", "code", "fresh",
 )  # fmt: skip
 """In the order in which they are installed; `disable()` undoes them in the opposite order."""
 
-_NEED_TRITON = ("printed", "errors", "kernels", "triton", "variants", "worker")
+_NEED_TRITON = ("printed", "errors", "kernels", "triton", "variants", "timings", "worker")
 _lock = threading.RLock()
 _patches = Patches()
 
