@@ -100,7 +100,7 @@ def kept(parts: Sequence[Part], number: int) -> list[Any] | None:
 
 
 def keep(parts: Sequence[Part], timings: Sequence[Any], *, name: str) -> None:
-    """Queue timings for the store: milliseconds, a number or quantiles for each config, infinite where it cannot run."""
+    """Queue timings for the store: milliseconds, a number or quantiles for each config, infinite where none runs."""
     active = session.current()
     try:
         data = json.dumps({"timings": timings}).encode()
