@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 RUNS ?= 5
 
-.PHONY: demo test edits corpus lint bench clean
+.PHONY: demo test edits corpus faults lint bench clean
 
 demo: $(STAMP)  ## what kcache does, beside stock torch
 	$(BIN)/python bench/demo.py
@@ -23,12 +23,17 @@ corpus: $(STAMP)  ## the kernels of public packages under mechanical edits; a qu
 	$(PIP) -e '.[corpus]'
 	$(BIN)/python -m tests.corpus.run liger_kernel fla
 
+faults: $(STAMP)  ## crowds under kill -9, power loss, damage, full disks, at full numbers; half an hour
+	$(BIN)/python -m tests.faults.run --json bench/results/faults.json
+
 lint: $(STAMP)  ## style, types, and who may import whom
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(STAMP)  ## cold and warm starts against stock, into bench/results/ and README.md
+bench: $(STAMP)  ## starts against stock and the store against others, into bench/results/ and README.md
+	$(PIP) -e '.[bench]'
+	$(BIN)/python bench/store.py --json bench/results/store.json
 	$(BIN)/python bench/cache_hits.py --runs $(RUNS) --json bench/results/cache_hits.json --readme README.md
 
 clean:  ## remove what make made

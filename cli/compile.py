@@ -52,7 +52,14 @@ def compile_(target: Target, jobs: int | None, kernel: str | None, dry_run: bool
 
     settings = Settings.load(dir=directory)
     stats = Stats()
-    store = Store.open(settings.dir, max_size=settings.max_size, create=False, readonly=dry_run, stats=stats)
+    store = Store.open(
+        settings.dir,
+        max_size=settings.max_size,
+        create=False,
+        readonly=dry_run,
+        stats=stats,
+        signing_key=settings.signing_key,
+    )
     cache = Cache(store, settings, stats, keep_runs=False)
     failed: dict[str, str] = {}
     try:

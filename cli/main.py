@@ -19,6 +19,8 @@ COMMANDS = {
     "purge": ("maintain", "Remove entries."),
     "compile": ("compile", "Build the store's Triton kernels for a GPU that need not be here."),
     "gc": ("maintain", "Evict least used entries down to a size."),
+    "verify": ("verify", "Read and verify every entry."),
+    "compact": ("maintain", "Make the file as small as what is in use."),
 }
 """Name of each command, the module of this package that holds it, and its one line of help."""
 

@@ -1,4 +1,4 @@
-"""`kcache purge` and `kcache gc`: remove entries by layer, age or kernel, or the least used ones.
+"""`kcache purge`, `gc` and `compact`: remove entries by layer, age or kernel, or the least used ones; shrink the file.
 
 Entries that name each other leave together.
 """
@@ -122,3 +122,18 @@ def gc(max_size: str | None, dry_run: bool, directory: str | None) -> None:
         click.echo(f"Evicted {plural(gone, 'entry', 'entries')} ({freed}).")
     finally:
         store.close()
+
+
+@click.command()
+@click.option("--dir", "directory", type=click.Path(resolve_path=True), help="Directory that holds the store.")
+def compact(directory: str | None) -> None:
+    """Make the file as small as what is in use.
+
+    No process may have the store open. The old file is replaced once the new one is whole and checked.
+    """
+    from kcache.compact import compact as shrink
+    from kcache.config import Settings
+    from kcache.units import format_size
+
+    before, after = shrink(Settings.load(dir=directory).dir)
+    click.echo(f"The file takes {format_size(after)} on disk; it took {format_size(before)}.")

@@ -26,8 +26,8 @@ from .counters import CURRENT, Stats
 from .digest import Key, Part
 from .draft import Draft
 from .entry import Record
-from .errors import Damaged, KcacheError, reason_of
-from .rows import index_row
+from .errors import Damaged, KcacheError, StoreError, reason_of
+from .rows import index_row, variant_id
 from .store import Store
 from .writer import Writer
 
@@ -72,21 +72,32 @@ class Cache:
         self._writer = Writer(store, stats, strict=settings.strict)
         self._keep_runs = keep_runs
         self._started_ns = time.time_ns()
-        self._warned = False
         self._closed = False
         atexit.register(self._at_exit)
 
     @classmethod
-    def open(cls, settings: Settings, stats: Stats = CURRENT) -> Cache:
-        """Open the store that `settings` names. Raises `StoreError` if it may not be used."""
-        return cls(Store.open(settings.dir, max_size=settings.max_size, stats=stats), settings, stats)
+    def open(cls, settings: Settings, stats: Stats = CURRENT, *, keep_runs: bool = True) -> Cache:
+        """Open the store that `settings` names. One that cannot be written, or in which a stopped process holds the
+        turn to write, is opened to read, which is one warning and counted.
+
+        Raises `StoreError` if it may not be used.
+        """
+        given: dict[str, Any] = {"max_size": settings.max_size, "stats": stats, "signing_key": settings.signing_key}
+        try:
+            store = Store.open(settings.dir, **given)
+        except StoreError as error:
+            if error.reason not in ("read-only", "busy") or settings.strict:
+                raise
+            store = Store.open(settings.dir, readonly=True, **given)
+            stats.count("store", "skipped", reason=error.reason)
+            log.warning("kcache: %s; nothing will be stored", error)
+        return cls(store, settings, stats, keep_runs=keep_runs)
 
     @classmethod
     def temporary(cls, directory: Path | str, settings: Settings, stats: Stats = CURRENT) -> Cache:
         """A cache of its own in `directory`, with the other settings as given. It records no run."""
         settings = replace(settings, dir=Path(directory))
-        store = Store.open(settings.dir, max_size=settings.max_size, stats=stats)
-        return cls(store, settings, stats, keep_runs=False)
+        return cls.open(settings, stats, keep_runs=False)
 
     # --- looking up ---
 
@@ -101,6 +112,17 @@ class Cache:
 
     def get(self, layer: str, key: Key) -> bytes | None:
         """The value of the first variant that loads, counted as a hit; None, counted as a miss, if none does."""
+        if not self._writer.pending(layer, key):
+            found = None
+            try:
+                found = self.store.plain(layer, key)
+            except (KcacheError, OSError) as error:
+                self._failed(layer, error)
+            if found is not None:
+                row, record, value = found
+                self._writer.touch(row)
+                self.stats.hit(layer, record.cost_ns)
+                return value
         reason = "absent"
         for candidate in self.candidates(layer, key):
             try:
@@ -111,14 +133,13 @@ class Cache:
             except Damaged as damage:
                 if self.settings.strict:
                     raise
-                reason = f"damaged: {damage.reason}"
+                reason = f"{damage.outcome}: {damage.reason}"
                 continue
             except KcacheError as error:
                 self._failed(layer, error)
                 reason = "error"
                 continue
-            self.stats.count(layer, "hit")
-            self.stats.saved(layer, candidate.cost_ns)
+            self.stats.hit(layer, candidate.cost_ns)
             return value
         self.stats.count(layer, "miss", reason=reason)
         return None
@@ -173,6 +194,13 @@ class Cache:
             )
         )
 
+    def discard(self, layer: str, key: Key, guards: str = "") -> None:
+        """Remove a variant that loads and is of no use, so that what is put next takes its place."""
+        if self._writer.pending(layer, key):
+            self.flush()
+        if not self.store.readonly:
+            self._guard(layer, lambda: self.store.drop(layer, key, variant_id(guards)), None)
+
     def flush(self, timeout: float = 30.0) -> bool:
         """Wait until all that was put is committed. False if `timeout` seconds were not enough."""
         return self._writer.flush(timeout)
@@ -214,8 +242,9 @@ class Cache:
             except Damaged as damage:
                 if self.store.fetch("index", row) is None:
                     raise _Removed(damage.reason, "removed meanwhile") from damage
-                self.stats.count(layer, "damaged", reason=damage.reason)
-                self._guard(layer, lambda: self.store.drop(layer, key, variant, record), None)
+                self.stats.count(layer, damage.outcome, reason=damage.reason)
+                if not self.store.readonly:
+                    self._guard(layer, lambda: self.store.drop(layer, key, variant, record), None)
                 raise
             self._writer.touch(row)
             return value
@@ -245,13 +274,11 @@ class Cache:
         self.stats.count(layer, "error", reason=f"read: {reason_of(error)}")
         if self.settings.strict:
             raise error
-        if not self._warned:
-            self._warned = True
-            log.warning("kcache: %s; compiling without it", error)
+        self._writer.warn(f"{error}; compiling without it")
 
     def _finish(self) -> None:
         self._writer.drain()
-        run = self.stats.take() if self._keep_runs else None
+        run = self.stats.take() if self._keep_runs and not self.store.readonly else None
         if run is None or not run.layers:
             return
         facts: dict[str, Any] = {
@@ -260,7 +287,12 @@ class Cache:
             "started_ns": self._started_ns,
             "ended_ns": time.time_ns(),
         }
-        self._guard("store", lambda: self.store.add_run({**facts, **run.to_dict()}), None)
+        try:
+            self.store.add_run({**facts, **run.to_dict()})
+        except (KcacheError, OSError) as error:
+            self._writer.failed(error)
+            if self.settings.strict:
+                raise
 
     def _at_exit(self) -> None:
         try:

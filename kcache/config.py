@@ -87,14 +87,41 @@ def _parse_log(value: object) -> str:
     return path
 
 
+LEAST_SECRET = 16
+"""Fewest characters of a signing key: with any tagged entry, a shorter one can be found by trying."""
+
+
+def _parse_signing_key(value: object) -> bytes:
+    """32 bytes that stand for the secret text `value`."""
+    if not isinstance(value, str) or len(value.strip()) < LEAST_SECRET:
+        raise ValueError(f"expected at least {LEAST_SECRET} characters, such as `openssl rand -hex 32` prints")
+    from blake3 import blake3
+
+    return blake3(value.strip().encode(), derive_key_context="kcache v1 signing key").digest()
+
+
+def _read_signing_key(value: object) -> bytes:
+    """The same for the text in the file `value`, which is its owner's alone."""
+    path = _parse_dir(value)
+    try:
+        with open(path, encoding="utf-8") as file:
+            facts = os.fstat(file.fileno())
+            if facts.st_mode & 0o077 or facts.st_uid not in (0, os.getuid()):
+                raise ValueError(f"others may read it or own it. Run: chmod 600 {path}")
+            return _parse_signing_key(file.read(4096))
+    except OSError as error:
+        raise ValueError(error.strerror or str(error)) from error
+
+
 class Setting(NamedTuple):
-    """One setting: its name, environment variable, reader, default and one sentence."""
+    """One setting: its name, environment variable, reader, default, one sentence, and whether its value is a secret."""
 
     id: str
     variable: str
     parse: Callable[[object], Any]
     default: Any
     text: str
+    secret: bool = False
 
 
 SETTINGS = (
@@ -106,6 +133,12 @@ SETTINGS = (
     Setting("key_env", "KCACHE_KEY_ENV", _parse_names, (), "further environment variables that belong to every key"),
     Setting("jobs", "KCACHE_JOBS", _parse_jobs, 0, "processes that compile variants; 0 follows the cores, 1 uses none"),
     Setting("log", "KCACHE_LOG", _parse_log, "", "info or debug: say each miss on stderr; a path: append it there"),
+    Setting(
+        *("signing_key", "KCACHE_SIGNING_KEY", _parse_signing_key, None),
+        "secret text; entries are tagged with it, and those that are not are refused",
+        secret=True,
+    ),
+    Setting("signing_key_file", "KCACHE_SIGNING_KEY_FILE", _read_signing_key, None, "file that holds the signing key"),
 )
 
 
@@ -121,6 +154,7 @@ class Settings:
     key_env: tuple[str, ...] = ()
     jobs: int = 0
     log: str = ""
+    signing_key: bytes | None = field(default=None, repr=False)
     origins: dict[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -137,6 +171,11 @@ class Settings:
         origins: dict[str, str] = {}
         for setting in SETTINGS:
             values[setting.id], origins[setting.id] = _resolve(setting, overrides.get(setting.id), os.environ)
+        from_file = values.pop("signing_key_file")
+        if from_file is not None:
+            if values["signing_key"] is not None:
+                raise ConfigError("both signing_key and signing_key_file are set. Set one of them")
+            values["signing_key"], origins["signing_key"] = from_file, origins["signing_key_file"]
         if values["dir"] is None:
             values["dir"], origins["dir"] = _default_dir()
         return cls(origins=origins, **values)
@@ -152,7 +191,8 @@ def _resolve(setting: Setting, override: Any, environ: Mapping[str, str]) -> tup
     try:
         return setting.parse(value), origin
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{setting.id} = {value!r}, {where}, cannot be used: {error}") from error
+        shown = "(hidden)" if setting.secret else repr(value)
+        raise ConfigError(f"{setting.id} = {shown}, {where}, cannot be used: {error}") from error
 
 
 _warned: set[str] = set()
@@ -162,16 +202,23 @@ def _default_dir() -> tuple[Path, str]:
     """The user cache directory, or a per-user directory under the temporary one if that cannot be written."""
     import platformdirs  # here, since most processes name a directory or import no store at all
 
-    path = Path(platformdirs.user_cache_dir("kcache", appauthor=False))
-    network = is_network(type_of(path))
-    if _writable(path) and not network:
+    try:
+        path = Path(platformdirs.user_cache_dir("kcache", appauthor=False))
+    except RuntimeError:
+        path = Path("~")
+    if not path.is_absolute():  # no HOME, and a user that the machine does not know: a container's
+        why = "there is no home directory"
+    elif is_network(type_of(path)):
+        why = f"{path} is on a network file system"
+    elif not _writable(path):
+        why = f"{path} cannot be written"
+    else:
         return path, DEFAULT
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
     fallback = Path(tempfile.gettempdir()) / f"kcache-{user}"
-    if str(path) not in _warned:
-        _warned.add(str(path))
-        why = "is on a network file system" if network else "cannot be written"
-        log.warning("kcache: %s %s; using %s. Set KCACHE_DIR to choose a directory", path, why, fallback)
+    if why not in _warned:
+        _warned.add(why)
+        log.warning("kcache: %s; using %s. Set KCACHE_DIR to choose a directory", why, fallback)
     return fallback, FALLBACK
 
 

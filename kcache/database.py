@@ -19,7 +19,7 @@ import contextlib
 import errno
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +28,28 @@ from lmdb.verify import VerifyError
 from lmdb.verify import verify as walk
 
 from .entry import VERSION
-from .errors import NewerStore, StoreError
+from .errors import REASON_OF_ERRNO, NewerStore, StoreError
 from .gate import Gate
 from .holders import Holders
+from .place import identity
 from .rows import LATER, TABLES, Transaction
 from .units import GIB, MIB
 
 MapFull = lmdb.MapFullError
 """Raised by a transaction for which the file has no room; the store evicts and tries again."""
-CHECK_WAIT = 20.0
+CHECK_WAIT = 5.0
 """Seconds for which whoever opens a suspect store waits until another process has checked it."""
-OPEN_WAIT = 5.0
+OPEN_WAIT = 1.5
 """Seconds for which opening waits for its turn: LMDB hands out its tables in a writing transaction."""
 _SLACK = 4 * MIB
 """Room above a file that is already larger than its limit: without it nothing could be evicted."""
-_BROKEN = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError, lmdb.PanicError)
+_BROKEN = (
+    *(lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError),
+    # kcache gives no cause for these, so they speak of the file: a name of no bytes, a tree without end, a table that
+    # became another, a transaction in which LMDB met something that it did not report.
+    *(lmdb.BadValsizeError, lmdb.CursorFullError, lmdb.PageFullError, lmdb.IncompatibleError, lmdb.BadDbiError),
+    lmdb.BadTxnError,
+)
 _READERS = 1022
 
 
@@ -61,66 +68,43 @@ class Database:
         self.users = 0
         self.pid = os.getpid()
         self.identity = identity(home)
-        with holders.turn(OPEN_WAIT) if holders and not readonly else contextlib.nullcontext():
-            self.tables = _open_tables(env, readonly=readonly)
+        with self._turn_to_open():
+            self.tables = self._open_tables()
 
-    @contextlib.contextmanager
-    def transaction(self, *, write: bool = False) -> Iterator[Transaction]:
-        """One transaction. Raises `MapFull`, `Unreadable` or `StoreError` with its reason."""
+    def transaction(self, *, write: bool = False, broken: Callable[[Database], None] | None = None) -> _Inside:
+        """A context of one transaction. Raises `MapFull`, `Unreadable` after `broken`, else `StoreError`."""
+        return _Inside(self, write, broken)
+
+    def _turn_to_open(self) -> contextlib.AbstractContextManager[None]:
+        return self.holders.turn(OPEN_WAIT) if self.holders and not self.readonly else contextlib.nullcontext()
+
+    def _open_tables(self) -> dict[str, Any]:
+        """Handles of all tables, made if missing. Noted as a transaction, since it may be what a damaged page ends."""
+        if self.holders is not None:
+            self.holders.enter()
         try:
-            with self._turn(write), contextlib.ExitStack() as stack:
-                txn = self._enter(stack, write)
-                yield Transaction(txn, self.tables)
-        except MapFull:
-            raise
-        except _BROKEN as error:
-            raise Unreadable(f"{self.home} is damaged: {error}", reason="unreadable-store") from error
-        except lmdb.Error as error:
-            raise _explained(error, self.home) from error
-
-    @contextlib.contextmanager
-    def _turn(self, write: bool) -> Iterator[None]:
-        if not write or self.holders is None:
-            yield
-            return
-        with self.holders.turn():
-            if self.replaced():
-                raise StoreError(f"{self.home} was replaced by another process meanwhile", reason="replaced")
-            yield
-
-    def _enter(self, stack: contextlib.ExitStack, write: bool) -> Any:
-        """Begin a transaction behind the gate, and leave both to `stack`."""
-        for last in (False, True):
-            stack.enter_context(gate.inside())
-            stack.enter_context(self._noted())
-            try:
-                return stack.enter_context(self.env.begin(write=write))
-            except lmdb.MapResizedError:
-                stack.close()
-                if last:
-                    raise
-            # A process with a larger limit has made the file longer than the map of this one.
-            with gate.alone():
-                self.env.set_mapsize(0)
-        raise AssertionError("unreachable")
-
-    @contextlib.contextmanager
-    def _noted(self) -> Iterator[None]:
-        if self.holders is None:
-            yield
-            return
-        self.holders.enter()
-        try:
-            yield
+            return _open_tables(self.env, readonly=self.readonly)
         finally:
-            self.holders.leave()
+            if self.holders is not None:
+                self.holders.leave()
+
+    def revive(self) -> None:
+        """Open the environment anew if LMDB has given it up, as it does where it could not write a meta page.
+
+        That is a state of this process alone: the file has its last commit, and other processes go on with it.
+        """
+        with self._turn_to_open(), gate.alone():
+            try:
+                self.env.begin().abort()
+            except lmdb.PanicError:
+                size = self.env.info()["map_size"]
+                self.env.close()
+                self.env = _open_lmdb(self.home, size, readonly=self.readonly)
+                self.tables = self._open_tables()
 
     def replaced(self) -> bool:
         """Whether another process has set the file aside or put a compacted one in its place."""
-        try:
-            return identity(self.home) != self.identity
-        except FileNotFoundError:
-            return True
+        return identity(self.home) != self.identity
 
     def close(self) -> None:
         """Close the environment, and then leave the slot."""
@@ -129,7 +113,98 @@ class Database:
             self.holders.close()
 
 
-_open: dict[tuple[int, int], Database] = {}
+class _Inside:
+    """One transaction: it takes its turn if it writes, passes the gate, and is noted among the holders.
+
+    A class and no generator, since every lookup enters one: generators took 9 of the 20 microseconds that a lookup may.
+    """
+
+    __slots__ = ("_broken", "_held", "_turn", "_txn", "_write")
+
+    def __init__(self, held: Database, write: bool, broken: Callable[[Database], None] | None) -> None:
+        self._held = held
+        self._write = write
+        self._broken = broken
+        self._turn: contextlib.AbstractContextManager[None] | None = None
+
+    def __enter__(self) -> Transaction:
+        held = self._held
+        try:
+            if self._write:
+                self._take_turn()
+            try:
+                self._txn = self._begin()
+            except lmdb.MapResizedError:
+                # A process with a larger limit has made the file longer than the map of this one.
+                with gate.alone():
+                    held.env.set_mapsize(0)
+                self._txn = self._begin()
+        except BaseException as error:
+            self._end_turn()
+            self._explain(error)
+            raise
+        return Transaction(self._txn, held.tables)
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        try:
+            self._txn.__exit__(kind, error, trace)
+        except lmdb.Error as refused:
+            error = refused
+        finally:
+            self._leave()
+            if self._turn is not None:
+                self._end_turn()
+        if error is not None:
+            if kind is None and not isinstance(error, MapFull):
+                self._held.revive()
+            self._explain(error)
+            if kind is None:
+                raise error
+
+    def _take_turn(self) -> None:
+        held = self._held
+        if held.holders is None:
+            return
+        turn = held.holders.turn()
+        turn.__enter__()
+        self._turn = turn
+        if held.replaced():
+            raise StoreError(f"{held.home} was replaced by another process meanwhile", reason="replaced")
+
+    def _begin(self) -> Any:
+        held = self._held
+        gate.enter()
+        if held.holders is not None:
+            held.holders.enter()
+        try:
+            return held.env.begin(write=self._write)
+        except BaseException:
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        if self._held.holders is not None:
+            self._held.holders.leave()
+        gate.leave()
+
+    def _end_turn(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.__exit__(None, None, None)
+
+    def _explain(self, error: BaseException) -> None:
+        """Raise what callers know in place of LMDB's own errors; return for any other."""
+        if isinstance(error, MapFull) or not isinstance(error, lmdb.Error):
+            return
+        if not isinstance(error, _BROKEN):
+            raise _explained(error, self._held.home) from error
+        if self._broken is not None:
+            self._broken(self._held)
+        aside = "; it was set aside" if self._broken is not None else ""
+        raise Unreadable(f"{self._held.home} is damaged: {error}{aside}", reason="unreadable-store") from error
+
+
+_open: dict[tuple[int, int] | None, Database] = {}
 _leaked: list[Database] = []
 """Environments that must not be closed here, kept so that nothing closes them."""
 
@@ -152,11 +227,11 @@ def acquire(home: Path, limit: int, *, readonly: bool) -> Database:
 
     Raises `Unreadable` if the file is damaged, `NewerStore`, or `StoreError`.
     """
-    try:
-        known = _open.get(identity(home))
-    except FileNotFoundError:
-        known = None
+    here = identity(home)
+    known = _open.get(here) if here else None
     if known is None:
+        if any(left.pid != os.getpid() and left.identity == here for left in _leaked):
+            raise StoreError(f"{home} was in use in the parent at the moment of the fork", reason="fork")
         known = _open_checked(home, limit, readonly=readonly)
         _open[known.identity] = known
     elif known.pid != os.getpid():
@@ -187,14 +262,18 @@ def forget(database: Database) -> None:
 
 
 def make(directory: Path) -> None:
-    """Put an empty database into `directory`."""
-    env = _open_lmdb(directory, MIB * 4, readonly=False)
+    """Put an empty database into `directory`. Raises `StoreError` or `OSError`."""
+    env = None
     try:
+        env = _open_lmdb(directory, MIB * 4, readonly=False)
         tables = _open_tables(env)
         with env.begin(write=True) as txn:
             txn.put(b"format", str(VERSION).encode(), db=tables["meta"])
+    except lmdb.Error as error:
+        raise _explained(error, directory) from error
     finally:
-        env.close()
+        if env is not None:
+            env.close()
     Holders(directory).close()
     # LMDB leaves holes in the table of readers; a hole that is touched on a full disk ends the process.
     descriptor = os.open(directory / "lock.mdb", os.O_RDWR | os.O_CLOEXEC)
@@ -204,18 +283,56 @@ def make(directory: Path) -> None:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def alone(home: Path) -> Iterator[None]:
+    """Keep every process out of `home`, this one too. Raises `StoreError`, reason `in-use`, if any has it open."""
+    with gate.lock:
+        if identity(home) in _open:
+            raise StoreError(f"{home} is open in this process. Close it first", reason="in-use")
+        try:
+            holders = Holders(home)
+        except OSError as error:
+            raise _explained(error, home) from error
+        try:
+            with holders.alone():
+                yield
+        finally:
+            holders.close()
+
+
+def survey(home: Path) -> tuple[dict[str, int], int]:
+    """The rows of each table in `home` and the bytes in use. Caller is `alone`, and has looked for `problems`."""
+    env = _open_lmdb(home, _SLACK, readonly=True)
+    try:
+        _check_length(env, home, None)
+        tables = _open_tables(env, readonly=True)
+        with env.begin() as inner:
+            txn = Transaction(inner, tables)
+            _check_format(txn, home)
+            return {name: txn.entries(name) for name in tables}, txn.live_bytes()
+    except lmdb.Error as error:
+        raise _explained(error, home) from error
+    finally:
+        env.close()
+
+
+def copy(home: Path, target: Path) -> None:
+    """Put into the empty directory `target` what is in use in `home`. Caller is `alone`, as above."""
+    env = _open_lmdb(home, _SLACK, readonly=True)
+    try:
+        env.copy(os.fsencode(target), compact=True)  # type: ignore[arg-type]
+    except (lmdb.Error, OSError) as error:
+        raise _explained(error, target) from error
+    finally:
+        env.close()
+
+
 def problems(home: Path) -> list[str]:
     """What is wrong with the tree in `home`, which this process must not have open. Never maps the file."""
     try:
         return [str(problem) for problem in walk(str(home))]
     except (VerifyError, OSError) as error:
         return [str(error)]
-
-
-def identity(home: Path) -> tuple[int, int]:
-    """Device and inode of the file in `home`."""
-    facts = os.stat(home / "data.mdb")
-    return facts.st_dev, facts.st_ino
 
 
 def _open_checked(home: Path, limit: int, *, readonly: bool) -> Database:
@@ -228,16 +345,18 @@ def _open_checked(home: Path, limit: int, *, readonly: bool) -> Database:
         if not readonly and used + _SLACK > env.info()["map_size"]:
             env.set_mapsize(used + _SLACK)
         database = Database(env, home, holders, readonly=readonly)
-        _check_format(database)
+        with database.transaction() as txn:
+            _check_format(txn, home)
         if not readonly:
             env.reader_check()
         return database
     except BaseException as error:
         if env is not None:
             env.close()
+        broken = isinstance(error, _BROKEN) or (env is None and _refused_by_binding(error) and _unsound(home, holders))
         if holders is not None:
             holders.close()
-        if isinstance(error, _BROKEN):
+        if broken:
             raise Unreadable(f"{home} cannot be read: {error}", reason="unreadable-store") from error
         if isinstance(error, (lmdb.Error, OSError)):
             raise _explained(error, home) from error
@@ -273,6 +392,16 @@ def _check_tree(home: Path, holders: Holders) -> None:
     holders.forgive(dead)
 
 
+def _refused_by_binding(error: BaseException) -> bool:
+    """Whether py-lmdb itself would not open the file: for a version that LMDB never had it has no error of its own."""
+    return type(error) is lmdb.Error and not error.code
+
+
+def _unsound(home: Path, holders: Holders | None) -> bool:
+    with holders.turn() if holders else contextlib.nullcontext():
+        return bool(problems(home))
+
+
 def _check_length(env: lmdb.Environment, home: Path, holders: Holders | None) -> None:
     """Refuse a file that was cut short: touching what is missing would be SIGBUS. Comes before any table is read."""
 
@@ -292,11 +421,15 @@ def _check_length(env: lmdb.Environment, home: Path, holders: Holders | None) ->
                 os.truncate(home / "data.mdb", needed)
 
 
-def _check_format(database: Database) -> None:
-    with database.transaction() as txn:
-        found = int(txn.get("meta", b"format") or VERSION)
+def _check_format(txn: Transaction, home: Path) -> None:
+    data = txn.get("meta", b"format")
+    if data is None:
+        return
+    if not data.isdigit():
+        raise lmdb.CorruptedError(f"its format is given as {data[:20]!r}")
+    found = int(data)
     if found > VERSION:
-        raise NewerStore(f"{database.home} has format {found}, newer than this kcache reads ({VERSION})")
+        raise NewerStore(f"{home} has format {found}, newer than this kcache reads ({VERSION})")
 
 
 def _open_lmdb(home: Path, limit: int, *, readonly: bool) -> lmdb.Environment:
@@ -305,7 +438,7 @@ def _open_lmdb(home: Path, limit: int, *, readonly: bool) -> lmdb.Environment:
     for size in sizes:
         try:
             return lmdb.open(
-                str(home),
+                os.fsencode(home),
                 map_size=size,
                 subdir=True,
                 readonly=readonly,
@@ -343,26 +476,21 @@ _REASONS = (
     (lmdb.LockError, "lock"),
     (lmdb.ReadonlyError, "read-only"),
 )
-_ERRNO = {
-    errno.ENOSPC: "disk-full",
-    errno.EDQUOT: "quota",
-    errno.EFBIG: "file-size-limit",
-    errno.EROFS: "read-only",
-    errno.EACCES: "not-permitted",
-    errno.EPERM: "not-permitted",
-    errno.ENOMEM: "no-memory",
-}
+
+
+_SHORT = (errno.EIO, errno.EINVAL)
+"""What LMDB says where the kernel wrote only a part: the second of a copy, whose rest is then not aligned."""
 
 
 def _explained(error: lmdb.Error | OSError, home: Path) -> StoreError:
     reason = next((name for kind, name in _REASONS if isinstance(error, kind)), "")
     number = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
-    reason = reason or _ERRNO.get(number or 0, "") or (_why_short(home) if number == errno.EIO else "")
+    reason = reason or REASON_OF_ERRNO.get(number or 0, "") or (_why_short(home) if number in _SHORT else "")
     return StoreError(f"{home}: {error}" + (f" ({reason})" if reason else ""), reason=reason)
 
 
 def _why_short(home: Path) -> str:
-    """LMDB says "input/output error" where the kernel wrote only a part. The limits tell which one it met."""
+    """Which limit the kernel met when it wrote only a part."""
     with contextlib.suppress(OSError):
         size, limit = os.stat(home / "data.mdb").st_size, resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         if limit != resource.RLIM_INFINITY and size + GIB // 64 > limit:

@@ -40,7 +40,7 @@ class Packed:
     texts: dict[Digest, bytes]
 
 
-def pack(draft: Draft) -> Packed:
+def pack(draft: Draft, signing_key: bytes | None = None) -> Packed:
     """Cut the value into segments: small ones stand in the record, the others are kept under their digests."""
     segments: list[Segment] = []
     contents: dict[Digest, bytes] = {}
@@ -61,4 +61,4 @@ def pack(draft: Draft) -> Packed:
         links=tuple(draft.links),
     )
     texts = {part.digest: part.text for part in draft.parts if part.text}
-    return Packed(draft, pack_record(draft.layer, draft.key, record), contents, texts)
+    return Packed(draft, pack_record(draft.layer, draft.key, record, signing_key), contents, texts)

@@ -6,7 +6,8 @@
     ├─ ConfigError      a setting cannot be used; names it and where it came from
     ├─ StoreError       the store cannot be opened, is not ours, or has no room
     │  └─ NewerStore    the store was written by a newer kcache; it is left alone
-    ├─ Damaged          one entry's bytes are not what was written; carries a Reason
+    ├─ Damaged          one entry's bytes are not what was written; carries a reason
+    │  └─ Refused       one entry is whole, but not tagged with the signing key in use
     ├─ NotFound         no entry, or more than one, under the key that was asked for
     ├─ Opaque           a name that a program depends on could not be followed
     └─ ShapeError       torch or Triton does not look as a seam expects
@@ -16,6 +17,8 @@ each becomes a counted reason, one warning and stock behaviour.
 """
 
 from __future__ import annotations
+
+import errno
 
 
 class KcacheError(Exception):
@@ -48,9 +51,18 @@ class Damaged(KcacheError):
     and the caller sees a miss.
     """
 
+    outcome = "damaged"
+    """What it is counted as."""
+
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
+
+
+class Refused(Damaged):
+    """An entry was not made with the signing key in use. Dropped and counted like damage, as `refused`."""
+
+    outcome = "refused"
 
 
 DAMAGE_TRUNCATED = "truncated"
@@ -59,6 +71,8 @@ DAMAGE_BAD_CHECKSUM = "bad-checksum"
 DAMAGE_WRONG_KEY = "wrong-key"
 DAMAGE_MISSING_BLOB = "missing-blob"
 DAMAGE_UNREADABLE = "unreadable"
+REFUSED_UNTAGGED = "untagged"
+REFUSED_WRONG_TAG = "wrong-tag"
 
 
 class Opaque(KcacheError):
@@ -80,6 +94,18 @@ class NotFound(KcacheError):
 
 class ShapeError(KcacheError):
     """A seam's target is missing or has another signature in the torch or Triton at hand."""
+
+
+REASON_OF_ERRNO = {
+    errno.ENOSPC: "disk-full",
+    errno.EDQUOT: "quota",
+    errno.EFBIG: "file-size-limit",
+    errno.EROFS: "read-only",
+    errno.EACCES: "not-permitted",
+    errno.EPERM: "not-permitted",
+    errno.ENOMEM: "no-memory",
+}
+"""What the system refused, in the words under which it is counted."""
 
 
 def reason_of(error: BaseException) -> str:

@@ -26,26 +26,26 @@ class Gate:
         """`in_child` runs in every forked child, with the number that was inside at the fork."""
         self.lock = threading.RLock()
         self._in_child = in_child
-        self._change = threading.Condition()
+        self._count = threading.Lock()
+        self._change = threading.Condition(self._count)
         self._inside = 0
         self._closed = False
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(before=self._before, after_in_parent=self._parent, after_in_child=self._child)
 
-    @contextmanager
-    def inside(self) -> Iterator[None]:
-        """Wait for a fork or an `alone` that is under way, then hold off the next one until the block ends."""
-        change = self._change
-        with change:
+    def enter(self) -> None:
+        """Wait for a fork or an `alone` that is under way, then hold off the next one until `leave`."""
+        with self._count:
             while self._closed:
-                change.wait()
+                self._change.wait()
             self._inside += 1
-        try:
-            yield
-        finally:
-            with change:
-                self._inside -= 1
-                change.notify_all()
+
+    def leave(self) -> None:
+        """Undo one `enter`, in the process that made it."""
+        with self._count:
+            self._inside -= 1
+            if self._closed:
+                self._change.notify_all()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -77,6 +77,7 @@ class Gate:
 
     def _child(self) -> None:
         inside = self._inside
-        self.lock, self._change = threading.RLock(), threading.Condition()
+        self.lock, self._count = threading.RLock(), threading.Lock()
+        self._change = threading.Condition(self._count)
         self._inside, self._closed = 0, False
         self._in_child(inside)

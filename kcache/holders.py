@@ -39,12 +39,16 @@ from .errors import StoreError
 NAME = "holders"
 TURN_WAIT = 1.0
 """Seconds that a writer waits for its turn; then the write is skipped and counted."""
+JOIN_WAIT = 5.0
+"""Seconds that whoever opens a store waits for another who has it `alone`; then it goes without."""
 _SLOTS = 1024
 _HEAD, _SLOT = 64, 16
 _SIZE = _HEAD + _SLOTS * _SLOT
 _TURN, _SCAN = 0, 1
 _INSIDE = 1
 _NAMESPACE = struct.Struct("<Q")
+_FLOCK = struct.Struct("hhlli0l")
+"""The kernel's `struct flock`: type, whence, start, length, pid."""
 
 
 class Holders:
@@ -65,7 +69,7 @@ class Holders:
         self._turn = threading.Lock()
         self._count = threading.Lock()
         self._inside = 0
-        self._slot = -1
+        self._slot, self._state = -1, 0
 
     def close(self) -> None:
         """Leave the slot. In a forked child only memory and a descriptor of the child's own are given back."""
@@ -120,20 +124,21 @@ class Holders:
         """Note that this process is inside a transaction."""
         with self._count:
             self._inside += 1
-            self._map[_HEAD + _SLOT * self._slot] = _INSIDE
+            if self._inside == 1:
+                self._map[self._state] = _INSIDE
 
     def leave(self) -> None:
         """Note that one thread has left its transaction."""
         with self._count:
             self._inside -= 1
             if not self._inside:
-                self._map[_HEAD + _SLOT * self._slot] = 0
+                self._map[self._state] = 0
 
     def died_inside(self) -> list[int]:
         """Slots whose processes ended inside a transaction."""
         if not any(self._map[_HEAD::_SLOT]):
             return []  # nobody is inside: the usual case, and no lock is needed to see it
-        with self._locked(_SCAN, time.monotonic() + TURN_WAIT, TURN_WAIT):
+        with self._locked(_SCAN, time.monotonic() + JOIN_WAIT, JOIN_WAIT):
             return [slot for slot in range(_SLOTS) if self._map[_HEAD + _SLOT * slot] and self._is_dead(slot)]
 
     def forgive(self, slots: list[int]) -> None:
@@ -146,7 +151,7 @@ class Holders:
     def join(self) -> None:
         """Take a free slot. Raises `StoreError` if there is none or if another PID namespace has the store open."""
         own = _pid_namespace()
-        with self._locked(_SCAN, time.monotonic() + TURN_WAIT, TURN_WAIT):
+        with self._locked(_SCAN, time.monotonic() + JOIN_WAIT, JOIN_WAIT):
             free = -1
             for slot in range(_SLOTS):
                 at = _HEAD + _SLOT * slot
@@ -166,7 +171,29 @@ class Holders:
             if free < 0 or not self._try(_HEAD + _SLOT * free):
                 raise StoreError(f"{self._home} is open in {_SLOTS} processes already", reason="readers-full")
             _NAMESPACE.pack_into(self._map, _HEAD + _SLOT * free + 8, own)
-            self._slot = free
+            self._slot, self._state = free, _HEAD + _SLOT * free
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep every other process out of the store until the block ends. Not for one that has joined.
+
+        Raises `StoreError`, reason `in-use`, if any has the store open.
+        """
+        with self.turn(), self._locked(_SCAN, time.monotonic() + TURN_WAIT, TURN_WAIT):
+            pids = [self._locked_by(slot) for slot in range(_SLOTS) if not self._is_dead(slot)]
+            if pids:
+                named = ", ".join(str(pid) for pid in sorted(pids)[:8]) + (" and others" if len(pids) > 8 else "")
+                raise StoreError(
+                    f"{self._home} is in use by {len(pids)} other processes ({named}). Try again when they have ended",
+                    reason="in-use",
+                )
+            yield
+
+    def _locked_by(self, slot: int) -> int:
+        """Pid of the process that holds `slot`; 0 if it is not one of this PID namespace, or has just left."""
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _HEAD + _SLOT * slot, 1, 0)
+        answer: tuple[int, ...] = _FLOCK.unpack(fcntl.fcntl(self._file, fcntl.F_GETLK, asked))
+        return answer[-1]
 
     def _is_dead(self, slot: int) -> bool:
         if slot == self._slot or not self._try(_HEAD + _SLOT * slot):

@@ -22,6 +22,7 @@ EVICT_TO = 0.8
 MAX_SHARE = 0.25
 """A value larger than this part of the limit is not stored: it would push out everything else."""
 _BATCH_GROUPS = 32
+_PLANS = 3
 
 
 def limit(max_size: int) -> int:
@@ -42,25 +43,41 @@ def batch(max_size: int) -> int:
 def make(store: Store, incoming: int) -> bool:
     """Whether `incoming` bytes fit below the limit, after evicting if need be."""
     most = limit(store.max_size)
-    if store.live_bytes() + incoming <= most:
-        return True
-    return store.evict(max(0, int(EVICT_TO * most) - incoming))
+    if store.live_bytes() + incoming > most:
+        store.evict(max(0, int(EVICT_TO * most) - incoming))
+    return store.live_bytes() + incoming <= most
 
 
 def evict(store: Store, target: int) -> int:
-    """Remove groups in the order of `evict.plan` until at most `target` bytes are live. Returns how many entries."""
+    """Remove groups in the order of `evict.plan` until at most `target` bytes are live. Returns how many entries.
+
+    A plan knows nothing of what other processes store and evict while it is carried out, and would go on to entries
+    that are worth more than the new ones. So it removes no more than was too much when it was made, and ends where an
+    entry is gone already; then another is made.
+    """
     total = 0
-    order = planned(store)
+    for _ in range(_PLANS):
+        excess = store.live_bytes() - target
+        if excess <= 0:
+            break
+        total += _remove(store, planned(store), target, excess)
+    return total
+
+
+def _remove(store: Store, order: list[list[Row]], target: int, excess: int) -> int:
+    """Remove groups from the front of `order`, as far as the plan is good. Returns how many entries."""
+    total = 0
     for start in range(0, len(order), _BATCH_GROUPS):
         with store.transaction(write=True) as txn:
-            removed = 0
             for group in order[start : start + _BATCH_GROUPS]:
-                if txn.live_bytes() <= target:
-                    break
-                removed += sum(txn.remove(row.id) for row in group)
-        if not removed:
-            break
-        total += removed
+                before = txn.live_bytes()
+                if before <= target or excess <= 0:
+                    return total
+                removed = sum(txn.remove(row.id) for row in group)
+                if not removed:
+                    return total
+                total += removed
+                excess -= before - txn.live_bytes()
     return total
 
 

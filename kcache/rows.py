@@ -21,6 +21,7 @@ transaction as the row that holds it, so a frame is there exactly as long as som
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -35,13 +36,19 @@ TABLES = ("index", "blobs", "refs", "parts", "runs", "counters", "leases", "acce
 LATER = ("recent",)
 """Tables that stores of this format may lack: an index that is found empty then."""
 VARIANT = 16
+_COUNT = 4
+_MAX_COUNT = 2**32 - 1
 CHUNK = MIB
 """Larger rows need that many contiguous free pages, which a used file rarely has."""
 
 
+@functools.lru_cache(1024)
 def variant_id(guards: str) -> bytes:
     """16 bytes that tell the variants of one key apart."""
     return Digest.of(guards.encode()).raw[:VARIANT]
+
+
+NO_GUARDS = variant_id("")
 
 
 def prefix_of(layer: str, key: Key) -> bytes:
@@ -54,16 +61,24 @@ def index_row(layer: str, key: Key, variant: bytes) -> bytes:
 
 
 def parse_row(row: bytes) -> tuple[str, Key]:
+    """Layer and key of a row's name. Of a damaged name they are some that the row's content does not belong to."""
     layer, _, rest = row.partition(b"\0")
-    return layer.decode(), Key(rest[:SIZE])
+    return layer.decode(errors="replace"), Key(rest[:SIZE].ljust(SIZE, b"\0"))
 
 
 def _chunk_row(digest: Digest, number: int) -> bytes:
     return digest.raw + struct.pack(">I", number)
 
 
+_FIRST = bytes(4)
+CHUNK_ROW = SIZE + len(_FIRST)
+"""Bytes in the name of a row of `blobs`."""
+
+
 class Transaction:
     """LMDB's transaction in this store's words: named tables, chunked frames, counted references."""
+
+    __slots__ = ("_tables", "_txn")
 
     def __init__(self, txn: Any, tables: Mapping[str, Any]) -> None:
         self._txn = txn
@@ -72,8 +87,8 @@ class Transaction:
     def get(self, table: str, row: bytes) -> bytes | None:
         if table in LATER and table not in self._tables:
             return None
-        data = self._txn.get(row, db=self._tables[table])
-        return None if data is None else bytes(data)
+        data: bytes | None = self._txn.get(row, None, self._tables[table])
+        return data
 
     def put(self, table: str, row: bytes, data: bytes) -> None:
         self._txn.put(row, data, db=self._tables[table])
@@ -91,10 +106,18 @@ class Transaction:
             found = cursor.set_range(after or prefix)
             if found and after and cursor.key() == after:
                 found = cursor.next()
-            while found and cursor.key().startswith(prefix) and (not limit or seen < limit):
-                yield bytes(cursor.key()), bytes(cursor.value())
+            while found and (not limit or seen < limit):
+                row, data = cursor.item()
+                if not row.startswith(prefix):
+                    return
+                yield row, data
                 seen += 1
                 found = cursor.next()
+
+    def names(self, table: str) -> Iterator[bytes]:
+        """Names of all rows, in order."""
+        with self._txn.cursor(db=self._tables[table]) as cursor:
+            yield from cursor.iternext(keys=True, values=False)
 
     def entries(self, table: str) -> int:
         return int(self._txn.stat(self._tables[table])["entries"])
@@ -111,16 +134,18 @@ class Transaction:
         return int(pages * size)
 
     def has_frame(self, digest: Digest) -> bool:
-        return self._txn.get(_chunk_row(digest, 0), db=self._tables["blobs"]) is not None
+        return self._txn.get(digest.raw + _FIRST, db=self._tables["blobs"]) is not None
 
     def frame(self, digest: Digest) -> bytes:
         """All chunks of a frame, or nothing if it is not there."""
-        return b"".join(chunk for _, chunk in self.rows("blobs", digest.raw))
+        first: bytes = self._txn.get(digest.raw + _FIRST, b"", self._tables["blobs"])
+        if len(first) < CHUNK:
+            return first
+        return b"".join([chunk for _, chunk in self.rows("blobs", digest.raw)])
 
     def keep(self, digest: Digest, frame_of: Callable[[Digest], bytes]) -> None:
         """Add one reference to a frame, writing it if it is not there."""
-        count = int.from_bytes(self.get("refs", digest.raw) or b"", "big")
-        self.put("refs", digest.raw, (count + 1).to_bytes(4, "big"))
+        self.put("refs", digest.raw, (self._references(digest) + 1).to_bytes(_COUNT, "big"))
         if not self.has_frame(digest):
             frame = frame_of(digest)
             for number, start in enumerate(range(0, len(frame), CHUNK)):
@@ -128,12 +153,24 @@ class Transaction:
 
     def release(self, digest: Digest) -> None:
         """Take one reference away; a frame goes with its last."""
-        count = int.from_bytes(self.get("refs", digest.raw) or b"", "big")
+        count = self._references(digest)
         if count > 1:
-            self.put("refs", digest.raw, (count - 1).to_bytes(4, "big"))
+            self.put("refs", digest.raw, (count - 1).to_bytes(_COUNT, "big"))
         else:
             self.remove_row("refs", digest.raw)
             self.erase(digest)
+
+    def _references(self, digest: Digest) -> int:
+        """How many are counted. A damaged count is none: the frame may then leave early, and is a miss."""
+        data = self.get("refs", digest.raw) or b""
+        return int.from_bytes(data, "big") % _MAX_COUNT if len(data) == _COUNT else 0
+
+    def recount(self, digest: Digest, count: int) -> None:
+        """Set how many rows name a frame."""
+        if count:
+            self.put("refs", digest.raw, count.to_bytes(_COUNT, "big"))
+        else:
+            self.remove_row("refs", digest.raw)
 
     def erase(self, digest: Digest) -> None:
         """Remove a frame's bytes. References stay counted; readers see `missing-blob`."""
@@ -155,7 +192,7 @@ class Transaction:
         for digest in digests:
             self.release(digest)
         prefix = row[:-VARIANT]
-        if next(self.rows("index", prefix, limit=1), None) is None:
+        if prefix and next(self.rows("index", prefix, limit=1), None) is None:
             self._remove_parts(prefix, layer, key)
         return True
 

@@ -31,6 +31,11 @@ is noticed only where it makes no sense. A file cut short is noticed when it is 
 short *while* a process has it open ends that process at its next access (SIGBUS), which no
 reader of a mapped file can prevent. Nothing of kcache's shortens a file in use.
 
+Strangers: with a signing key, every record that is written carries a tag of it, and one without is
+dropped like damage, before it is parsed (`entry`; SECURITY.md says what that promises).
+
+Cost: `bench/store.py` measures it. A small read is one transaction that takes no lock of LMDB's.
+
 Nothing else in a process may open `data.mdb`, `lock.mdb` or `holders` while a store is open:
 closing such a descriptor drops the locks (POSIX). Checks use `stat`.
 """
@@ -40,7 +45,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,23 +57,26 @@ from .digest import Digest, Key, Part
 from .draft import Draft, Packed, pack
 from .entry import MAX_RAW, Record, pack_frame, pack_parts, unpack_frame, unpack_parts, unpack_record
 from .errors import DAMAGE_MISSING_BLOB, DAMAGE_WRONG_KEY, Damaged, StoreError
-from .rows import VARIANT, Transaction, parse_row, prefix_of, variant_id
+from .rows import NO_GUARDS, VARIANT, Transaction, index_row, parse_row, prefix_of, variant_id
 from .units import GIB
 
 TOUCH_EVERY_NS = 3600 * 10**9
 """Access times are no finer than an hour: a hit must not cost a write."""
 BATCH_ROWS = 256
+_ATTEMPTS = 3
+"""How often opening is tried again after a damaged file was set aside, by this process or another."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """One row of the index as `scan` yields it; `record` is None if it is damaged."""
+    """One row of the index as `scan` yields it; `record` is None if it is damaged, and `damage` says how."""
 
     id: bytes
     layer: str
     key: Key
     record: Record | None
     used_ns: int
+    damage: str = ""
 
 
 class Store:
@@ -77,12 +85,15 @@ class Store:
     Errors: `StoreError` where LMDB refuses; `Damaged` where bytes are not what was written.
     """
 
-    def __init__(self, root: Path, max_size: int, readonly: bool, create: bool, stats: Stats) -> None:
+    def __init__(
+        self, root: Path, max_size: int, readonly: bool, create: bool, stats: Stats, signing_key: bytes | None
+    ) -> None:
         self.root = root
         self.max_size = max_size
         self.readonly = readonly
         self._create = create
         self._stats = stats
+        self._signing_key = signing_key
         self._database: Database | None = None
         self._closed = False
 
@@ -95,14 +106,18 @@ class Store:
         readonly: bool = False,
         create: bool = True,
         stats: Stats | None = None,
+        signing_key: bytes | None = None,
     ) -> Store:
         """Open the store under `root`, creating it if needed.
+
+        With a `signing_key` of 32 bytes, what is written is tagged with it, and an entry without its tag is dropped
+        and counted (as `refused`) like a damaged one.
 
         A file that LMDB cannot read is set aside under a dated name and a new one is made
         (counted as `damaged`, reason `unreadable-store`). Raises `NewerStore` or `StoreError`
         if the directory may not be used; nothing is changed then.
         """
-        store = cls(Path(root), max_size, readonly, create and not readonly, stats or Stats())
+        store = cls(Path(root), max_size, readonly, create and not readonly, stats or Stats(), signing_key)
         store._attach()
         return store
 
@@ -122,29 +137,31 @@ class Store:
 
     def _attach(self) -> Database:
         with database.gate.lock:
-            home = place.prepare(self.root, database.make, create=self._create, readonly=self.readonly)
-            try:
-                held = database.acquire(home, self.max_size, readonly=self.readonly)
-            except Unreadable:
-                if self.readonly:
-                    raise
-                place.set_aside(home)
-                self._stats.count("store", "damaged", reason="unreadable-store")
-                home = place.prepare(self.root, database.make, create=True, readonly=False)
-                held = database.acquire(home, self.max_size, readonly=False)
-            self._database = held
-            return held
+            for last in (*[False] * _ATTEMPTS, True):
+                home = self.home
+                with place.kept(self.root):
+                    place.prepare(self.root, database.make, create=self._create, readonly=self.readonly)
+                    file = place.identity(home)
+                    try:
+                        self._database = database.acquire(home, self.max_size, readonly=self.readonly)
+                        return self._database
+                    except Unreadable:
+                        if last or self.readonly:
+                            raise
+                self._set_aside(home, file)
+                self._create = True
+            raise AssertionError("unreachable")
 
-    @contextmanager
-    def transaction(self, *, write: bool = False) -> Iterator[Transaction]:
-        """One transaction, in the environment of the process that asks. Short: it holds off `fork()` and old pages."""
-        held = self._held(write)
+    def _set_aside(self, home: Path, file: tuple[int, int] | None) -> None:
         try:
-            with held.transaction(write=write) as txn:
-                yield txn
-        except Unreadable as error:
-            self._condemn(held)
-            raise StoreError(f"{error}; it was set aside", reason=error.reason) from error
+            if place.set_aside(home, file):
+                self._stats.count("store", "damaged", reason="unreadable-store")
+        except OSError as error:
+            raise StoreError(f"{home} is damaged and cannot be set aside: {error}") from error
+
+    def transaction(self, *, write: bool = False) -> AbstractContextManager[Transaction]:
+        """One transaction, in the environment of the process that asks. Short: it holds off `fork()` and old pages."""
+        return self._held(write).transaction(write=write, broken=self._condemn)
 
     def _held(self, write: bool) -> Database:
         if self._closed:
@@ -160,18 +177,13 @@ class Store:
         return held
 
     def _condemn(self, held: Database) -> None:
-        """Set a file aside whose tree is broken. The next access makes a new one."""
+        """Set a file aside whose tree is broken, before the error is raised. The next access makes a new one."""
         with database.gate.lock:
             if self.readonly or self._database is not held:
                 return
             self._database = None
             database.forget(held)
-            self._stats.count("store", "damaged", reason="unreadable-store")
-            try:
-                if not held.replaced():
-                    place.set_aside(held.home)
-            except OSError as error:
-                raise StoreError(f"{held.home} is damaged and cannot be set aside: {error}") from error
+            self._set_aside(held.home, held.identity)
 
     # --- reading ---
 
@@ -185,27 +197,52 @@ class Store:
             try:
                 found.append((row[len(prefix) :], self._record(row, layer, key, data)))
             except Damaged as damage:
-                self._stats.count(layer, "damaged", reason=damage.reason)
+                self._stats.count(layer, damage.outcome, reason=damage.reason)
                 if not self.readonly:
                     self.drop(layer, key, row[len(prefix) :])
         found.sort(key=lambda item: item[1].created_ns)
         return found
 
-    @staticmethod
-    def _record(row: bytes, layer: str, key: Key, data: bytes) -> Record:
-        record = unpack_record(layer, key, data)
+    def _record(self, row: bytes, layer: str, key: Key, data: bytes) -> Record:
+        record = unpack_record(layer, key, data, self._signing_key)
         if variant_id(record.guards) != row[-VARIANT:]:
             raise Damaged(DAMAGE_WRONG_KEY, f"variant of {layer} {key!r}")
         return record
 
     def read(self, record: Record) -> bytes:
         """The value of `record`, verified, or `Damaged`."""
-        frames: dict[Digest, bytes] = {}
-        if record.digests:
-            with self.transaction() as txn:
-                frames = {digest: txn.frame(digest) for digest in record.digests}
-        contents = {digest: self._unpack(digest, frame) for digest, frame in frames.items()}
-        return b"".join(s.data if s.digest is None else contents[s.digest] for s in record.segments)
+        with self.transaction() as txn:
+            frames = [txn.frame(s.digest) if s.digest else b"" for s in record.segments]
+        return self._joined(record, frames)
+
+    def plain(self, layer: str, key: Key) -> tuple[bytes, Record, bytes] | None:
+        """Row, record and value, verified, of the variant without guards; None if there is none or it is damaged.
+
+        The way of most lookups, in one transaction. `variants` and `read` know what to do with everything else.
+        """
+        row = index_row(layer, key, NO_GUARDS)
+        with self.transaction() as txn:
+            data = txn.get("index", row)
+            if data is None:
+                return None
+            try:
+                record = self._record(row, layer, key, data)
+            except Damaged:
+                return None
+            frames = [txn.frame(s.digest) if s.digest else b"" for s in record.segments]
+        try:
+            return row, record, self._joined(record, frames)
+        except Damaged:
+            return None
+
+    def _joined(self, record: Record, frames: Sequence[bytes]) -> bytes:
+        if len(frames) == 1 and (only := record.segments[0]).digest:
+            return self._unpack(only.digest, frames[0], only.length)
+        pieces = [
+            self._unpack(segment.digest, frame, segment.length) if segment.digest else segment.data
+            for segment, frame in zip(record.segments, frames, strict=True)
+        ]
+        return b"".join(pieces)
 
     def blob(self, digest: Digest) -> bytes:
         """The content kept under `digest`, verified, or `Damaged`."""
@@ -213,11 +250,10 @@ class Store:
             frame = txn.frame(digest)
         return self._unpack(digest, frame)
 
-    @staticmethod
-    def _unpack(digest: Digest, frame: bytes) -> bytes:
+    def _unpack(self, digest: Digest, frame: bytes, length: int | None = None) -> bytes:
         if not frame:
             raise Damaged(DAMAGE_MISSING_BLOB, repr(digest))
-        return unpack_frame(digest, frame)
+        return unpack_frame(digest, frame, length, signed=self._signing_key is not None)
 
     def parts(self, layer: str, key: Key) -> list[Part]:
         """The part list kept with an entry, with the values a person would read; empty if there is none."""
@@ -255,12 +291,13 @@ class Store:
                 used = [txn.get("access", row) for row, _ in batch]
             for (row, data), stamp in zip(batch, used, strict=True):
                 name, key = parse_row(row)
+                record, damage = None, ""
                 try:
-                    record: Record | None = self._record(row, name, key, data)
-                except Damaged:
-                    record = None  # reported as such; whoever reads the entry drops and counts it
+                    record = self._record(row, name, key, data)
+                except Damaged as damaged:
+                    damage = damaged.reason  # reported as such; whoever reads the entry drops and counts it
                 created = record.created_ns if record else 0
-                yield Stored(row, name, key, record, int.from_bytes(stamp, "big") if stamp else created)
+                yield Stored(row, name, key, record, int.from_bytes(stamp, "big") if stamp else created, damage)
             if len(batch) < BATCH_ROWS:
                 return
             after = batch[-1][0]
@@ -276,7 +313,7 @@ class Store:
         """
         largest = room.largest(self.max_size)
         reasons = ["too-large" if draft.size > min(largest, MAX_RAW) else "" for draft in drafts]
-        packed = {n: pack(draft) for n, draft in enumerate(drafts) if not reasons[n]}
+        packed = {n: pack(draft, self._signing_key) for n, draft in enumerate(drafts) if not reasons[n]}
         contents: dict[Digest, bytes] = {}
         for item in packed.values():
             contents |= item.contents | item.texts
@@ -335,7 +372,8 @@ class Store:
         wanted = set(rows)
         with self.transaction() as txn:
             noted = {row: int.from_bytes(txn.get("access", row) or b"", "big") for row in wanted}
-        stale = [row for row, then in noted.items() if now - then > TOUCH_EVERY_NS]
+        # A time to come is damage or a clock that was set back, and would keep the entry for good.
+        stale = [row for row, then in noted.items() if not 0 <= now - then <= TOUCH_EVERY_NS]
         if not stale:
             return
         with self.transaction(write=True) as txn:

@@ -55,7 +55,7 @@ class Writer:
         self._change = threading.Condition()
         self._queue: list[Draft] = []
         self._pending: dict[tuple[str, Key], list[Draft]] = {}
-        self._touched: set[bytes] = set()
+        self._touched: dict[bytes, None] = {}
         self._bytes = 0
         self._newest = self._oldest = 0.0
         self._urgent = self._closed = self._busy = False
@@ -74,7 +74,10 @@ class Writer:
     # --- what callers use ---
 
     def put(self, draft: Draft) -> bool:
-        """Queue `draft`. False, and counted as skipped, if too much is waiting already."""
+        """Queue `draft`. False, and counted as skipped, if too much is waiting already or nothing can be stored."""
+        if self._store.readonly:
+            self._stats.count(draft.layer, "skipped", reason="read-only")
+            return False
         with self._here():
             if self._bytes + draft.size > self._limit:
                 self._stats.count(draft.layer, "skipped", reason="queue-full")
@@ -91,15 +94,16 @@ class Writer:
 
     def pending(self, layer: str, key: Key) -> Sequence[Draft]:
         """What is queued under a key and not yet committed, oldest first."""
-        if self._pid == os.getpid() and not self._pending:
+        if not self._pending:
             return ()  # the common case, without the lock
         with self._here():
             return tuple(self._pending.get((layer, key), ()))
 
     def touch(self, row: bytes) -> None:
         """Note a use of an index row; written with the next batch or at the end."""
-        with self._here():
-            self._touched.add(row)
+        if self._pid != os.getpid():
+            self._here()
+        self._touched[row] = None  # atomic, so without the lock: every hit comes here
 
     def flush(self, timeout: float = 30.0) -> bool:
         """Wait until all that is queued now is committed. False if `timeout` seconds were not enough."""
@@ -181,7 +185,7 @@ class Writer:
             for draft, reason in zip(batch, self._store.write(batch), strict=True):
                 self._stats.count(draft.layer, "skipped" if reason else "stored", reason=reason)
         except Exception as error:
-            self._failed(error, batch)
+            self.failed(error, batch)
         with self._change:
             for draft in batch:
                 name = (draft.layer, draft.key)
@@ -195,20 +199,25 @@ class Writer:
 
     def _write_touches(self) -> None:
         with self._change:
-            touched, self._touched = self._touched, set()
+            touched, self._touched = self._touched, {}
         if not touched or self._store.readonly:
             return
         try:
-            self._store.touch(touched)
+            self._store.touch(list(touched))
         except Exception as error:
-            self._failed(error, ())
+            self.failed(error)
 
-    def _failed(self, error: Exception, batch: Sequence[Draft]) -> None:
+    def failed(self, error: Exception, batch: Sequence[Draft] = ()) -> None:
+        """Count `error` for each draft of `batch`, or once for the store, and warn."""
         reason = f"write: {reason_of(error)}"
         for layer in [draft.layer for draft in batch] or ["store"]:
             self._stats.count(layer, "error", reason=reason)
         if self._strict:
             self._error = error
+        self.warn(f"nothing was stored: {error}")
+
+    def warn(self, text: str) -> None:
+        """Warn, once in the life of a cache: what follows from one cause is many errors, and all are counted."""
         if not self._warned:
             self._warned = True
-            log.warning("kcache: nothing was stored: %s", error)
+            log.warning("kcache: %s", text)

@@ -6,6 +6,7 @@ the environment, so processes that a test starts share them.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from pathlib import Path
 
@@ -16,7 +17,8 @@ import pytest
 def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Point every cache below `tmp_path`, set strict mode, and return kcache's directory."""
     store = tmp_path / "kcache"
-    for name in ("KCACHE", "KCACHE_KEY_ENV", "KCACHE_LINK", "KCACHE_LOG", "KCACHE_MAX_SIZE"):
+    os.umask(0o022)  # a directory that its group may write to is refused
+    for name in ("KCACHE", "KCACHE_KEY_ENV", "KCACHE_LINK", "KCACHE_LOG", "KCACHE_MAX_SIZE", "KCACHE_SIGNING_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("KCACHE_STRICT", "1")
     monkeypatch.setenv("KCACHE_DIR", str(store))

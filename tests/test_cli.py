@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import time
 import pytest
 from click.testing import CliRunner
 
+from kcache.counters import COUNTERS
 from kcache.digest import Digest, Key, Part
 from kcache.draft import Draft
 from kcache.store import Store
@@ -89,7 +91,7 @@ def test_stats_of_a_damaged_record(filled):
     assert call("purge", "--yes").stdout == "Removed 4 entries (4 KiB).\n"
 
 
-@pytest.mark.parametrize("command", [("stats",), ("purge", "--yes")])
+@pytest.mark.parametrize("command", [("stats",), ("purge", "--yes"), ("gc",), ("compact",), ("verify",)])
 def test_missing_and_foreign_stores(tmp_path, command):
     result = call(*command, "--dir", str(tmp_path / "none"))
     assert (result.exit_code, result.stdout) == (2, "")
@@ -222,3 +224,56 @@ def test_reasons_are_summed_over_runs(filled):
     opened.close()
     assert json.loads(call("stats", "--json").stdout)["reasons"] == [reason | {"count": 4}]
     assert "  fx, error:                       4   write: disk-full" in call("stats").stdout.splitlines()
+
+
+def test_compact_says_what_it_freed(filled):
+    opened = Store.open(filled)
+    opened.write([Draft("cpp", key("large"), os.urandom(3 << 20))])
+    opened.delete([item.id for item in opened.scan("cpp")])
+    opened.close()
+    result = call("compact")
+    assert result.exit_code == 0
+    assert re.fullmatch(r"The file takes \d+ KiB on disk; it took 3\.\d MiB\.\n", result.stdout)
+    assert left(filled) == 4
+    opened = Store.open(filled)
+    refused = call("compact")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("kcache: ") and "is open in this process" in refused.stderr
+    opened.close()
+
+
+def test_gc_keeps_what_was_used_last_below_the_size(tmp_path, monkeypatch):
+    monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "s"))
+    opened = Store.open(tmp_path / "s")
+    opened.write([Draft("fx", key(str(n)), os.urandom(100_000), created_ns=NOW + n) for n in range(20)])
+    opened.write([Draft("aot", key("names the first"), b"a", links=[("fx", key("0"))], created_ns=NOW + 99)])
+    opened.close()
+    assert call("gc").stdout == "Evicted 0 entries (0 B).\n"
+    assert call("gc", "--max-size", "1MB", "--dry-run").stdout == "Would evict 1 MiB of 2 MiB in use.\n"
+    assert left(tmp_path / "s") == 21
+    assert call("gc", "--max-size", "1MB").exit_code == 0
+    opened = Store.open(tmp_path / "s")
+    kept = {(item.layer, item.key) for item in opened.scan()}
+    assert opened.live_bytes() <= 10**6
+    assert {("fx", key("19")), ("fx", key("0")), ("aot", key("names the first"))} <= kept
+    assert not {("fx", key("1")), ("fx", key("2"))} & kept
+    assert len(kept) >= 8
+    opened.close()
+
+
+def test_a_reason_of_every_outcome_is_shown_and_counted(filled):
+    reasons = [
+        {"layer": "fx", "outcome": counter.id, "reason": f"why {counter.id}", "count": 3 + number}
+        for number, counter in enumerate(COUNTERS)
+        if counter.id != "hit"
+    ]
+    opened = Store.open(filled)
+    opened.add_run({"layers": {"fx": {r["outcome"]: r["count"] for r in reasons}}, "reasons": reasons}, now_ns=NOW + 1)
+    opened.close()
+    lines = call("stats").stdout.splitlines()
+    for item in reasons:
+        assert f"  {'fx, ' + item['outcome'] + ':':<22}{item['count']:>12}   {item['reason']}" in lines
+    for counter in COUNTERS:
+        if counter.id not in ("hit", "miss"):
+            assert [line for line in lines if line.startswith(f"{counter.text}:")], counter.text
+    assert json.loads(call("stats", "--json").stdout)["reasons"] == sorted(reasons, key=lambda item: item["outcome"])

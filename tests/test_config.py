@@ -76,6 +76,52 @@ def test_error_names_setting_value_and_origin(monkeypatch, variable, value, name
     assert f"from {variable} in the environment" in text
 
 
+SECRET = "a secret of the team"
+
+
+def test_signing_key_is_the_same_from_everywhere_and_never_shown(monkeypatch, tmp_path):
+    file = tmp_path / "key"
+    file.write_text(f"{SECRET}\n")
+    file.chmod(0o600)
+    given = Settings.load(signing_key=SECRET)
+    assert len(given.signing_key) == 32
+    monkeypatch.setenv("KCACHE_SIGNING_KEY_FILE", str(file))
+    read = Settings.load()
+    assert (read.signing_key, read.origins["signing_key"]) == (given.signing_key, "environment")
+    monkeypatch.delenv("KCACHE_SIGNING_KEY_FILE")
+    monkeypatch.setenv("KCACHE_SIGNING_KEY", SECRET + "!")
+    other = Settings.load()
+    assert other.signing_key != given.signing_key
+    assert "signing" not in repr(other) or SECRET not in repr(other)
+    assert repr(given.signing_key) not in repr(given)
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "said"),
+    [(0o640, SECRET, "chmod 600"), (0o604, SECRET, "chmod 600"), (0o600, "short", "at least 16"), (0, None, "No such")],
+    ids=["group", "others", "short", "missing"],
+)
+def test_signing_key_file_that_is_refused(monkeypatch, tmp_path, mode, text, said):
+    if text is not None:
+        (tmp_path / "key").write_text(text)
+        (tmp_path / "key").chmod(mode)
+    monkeypatch.setenv("KCACHE_SIGNING_KEY_FILE", str(tmp_path / "key"))
+    with pytest.raises(ConfigError, match=said) as caught:
+        Settings.load()
+    assert SECRET not in str(caught.value)
+
+
+def test_signing_key_that_is_refused_is_not_shown(monkeypatch, tmp_path):
+    monkeypatch.setenv("KCACHE_SIGNING_KEY", "hunter2")
+    with pytest.raises(ConfigError, match="at least 16 characters") as caught:
+        Settings.load()
+    assert "hunter2" not in str(caught.value)
+    (tmp_path / "key").write_text(SECRET)
+    (tmp_path / "key").chmod(0o600)
+    with pytest.raises(ConfigError, match="Set one of them"):
+        Settings.load(signing_key=SECRET, signing_key_file=tmp_path / "key")
+
+
 def test_unknown_setting_is_refused():
     with pytest.raises(ConfigError, match="colour is not a setting"):
         Settings.load(colour="red")

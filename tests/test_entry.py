@@ -14,7 +14,8 @@ from kcache import entry, errors
 from kcache.digest import Digest, Key, Part
 from kcache.entry import Record, Segment, pack_frame, pack_parts, pack_record, split, unpack_frame, unpack_parts
 from kcache.entry import unpack_record as unpack
-from kcache.errors import Damaged
+from kcache.errors import Damaged, Refused
+from kcache.units import MIB
 
 GOLDEN = Path(__file__).parent / "golden" / "entry-v1.bin"
 KEY = Key(bytes(range(32)))
@@ -121,14 +122,58 @@ def test_parser_keeps_its_bounds_even_when_the_seal_is_right(data):
     """A sealed body with wrong contents (a bug of ours, or malice) is `Damaged` too, never another exception."""
     body = bytearray(pack_record("aot", KEY, RECORD)[:-32])
     head = entry._HEAD.size
-    at = data.draw(st.integers(head, len(body) - 1))
+    at = data.draw(st.integers(4, len(body) - 1))
     body[at] = data.draw(st.integers(0, 255))
     body = body[: data.draw(st.integers(head, len(body)))]
     sealed = bytes(body) + entry._seal(bytes(body))
     try:
         assert isinstance(unpack("aot", KEY, sealed), Record)
     except Damaged as damage:
-        assert damage.reason in (errors.DAMAGE_TRUNCATED, errors.DAMAGE_UNREADABLE)
+        assert damage.reason in (errors.DAMAGE_TRUNCATED, errors.DAMAGE_UNREADABLE, errors.DAMAGE_WRONG_KEY)
+
+
+SIGNING_KEY, OTHER_KEY = b"s" * 32, b"o" * 32
+
+
+def test_tag_is_checked_before_anything_is_parsed():
+    tagged = pack_record("aot", KEY, RECORD, SIGNING_KEY)
+    assert unpack("aot", KEY, tagged, SIGNING_KEY) == unpack("aot", KEY, tagged) == RECORD
+    for data, key, reason in [
+        (tagged, OTHER_KEY, errors.REFUSED_WRONG_TAG),
+        (pack_record("aot", KEY, RECORD), SIGNING_KEY, errors.REFUSED_UNTAGGED),
+    ]:
+        with pytest.raises(Refused) as caught:
+            unpack("aot", KEY, data, key)
+        assert (caught.value.reason, caught.value.outcome) == (reason, "refused")
+
+
+def test_record_that_was_changed_and_sealed_again_is_refused_with_a_key():
+    """Whoever has no key can make a seal that holds, for any byte of the record, and no tag."""
+    body = pack_record("aot", KEY, RECORD, SIGNING_KEY)[:-32]
+    for at in range(4, len(body)):
+        changed = body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
+        with pytest.raises(Damaged):
+            unpack("aot", KEY, changed + entry._seal(changed), SIGNING_KEY)
+
+
+def test_content_is_compared_with_its_digest_where_a_tag_vouches_for_that():
+    """A frame's checksum has no key: anybody can make one that holds for other content."""
+    forged = pack_frame(Digest.of(b"mine"), b"evil")
+    assert unpack_frame(Digest.of(b"mine"), forged) == b"evil"
+    with pytest.raises(Refused) as caught:
+        unpack_frame(Digest.of(b"mine"), forged, signed=True)
+    assert caught.value.reason == errors.REFUSED_WRONG_TAG
+    with pytest.raises(Damaged) as caught:
+        unpack_frame(Digest.of(b"mine"), forged, 5)
+    assert caught.value.reason == errors.DAMAGE_UNREADABLE
+
+
+def test_frame_that_would_grow_past_its_length_is_refused_before_it_is_decompressed():
+    bomb = entry.zstandard.ZstdCompressor().compress(bytes(50 * MIB))
+    digest = Digest.of(b"")
+    head = entry._FRAME.pack(b"KCB", b"1", entry.CODEC_ZSTD, 1000, len(bomb))
+    with pytest.raises(Damaged, match="more than it says"):
+        unpack_frame(digest, head + entry._checksum(digest, head, bomb) + bomb)
 
 
 def test_parts_round_trip_and_are_bound_to_their_entry():

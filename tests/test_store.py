@@ -69,6 +69,23 @@ def test_directory_is_made_whole_and_private(opened, tmp_path):
     assert (opened.home / "README").read_text().count("\n") == 4
 
 
+def test_new_store_is_on_the_disk_before_and_after_it_gets_its_name(tmp_path, monkeypatch):
+    """Else a power loss could take the directory away under a file that was synced."""
+    done = []
+    sync, rename = os.fsync, os.rename
+
+    def seen(act, name):
+        return lambda *args: (done.append((name, os.readlink(f"/proc/self/fd/{args[0]}") if name == "sync" else args[1])), act(*args))[1]
+
+    monkeypatch.setattr(os, "fsync", seen(sync, "sync"))
+    monkeypatch.setattr(os, "rename", seen(rename, "rename"))
+    Store.open(tmp_path / "s").close()
+    (first, aside), named, last = done
+    assert first == "sync" and Path(aside).name.startswith(".v1-")
+    assert named == ("rename", tmp_path / "s" / "v1")
+    assert last == ("sync", str(tmp_path / "s"))
+
+
 def test_missing_store_is_not_made_unasked(tmp_path):
     with pytest.raises(StoreError, match="no kcache store"):
         Store.open(tmp_path / "none", create=False)
@@ -360,10 +377,10 @@ def test_forked_child_opens_the_store_anew(opened):
 
 
 def test_nothing_reads_the_files_while_the_store_is_open():
-    """Closing a descriptor of lock.mdb would drop LMDB's locks: two modules name the files, for `stat`."""
+    """Closing a descriptor of lock.mdb would drop LMDB's locks: few modules name the files, for `stat` or `alone`."""
     package = Path(store.__file__).parent
     named = {p.name for p in package.glob("*.py") if ".mdb" in p.read_text()}
-    assert named <= {"store.py", "place.py", "database.py", "holders.py"}
+    assert named <= {"store.py", "place.py", "database.py", "holders.py", "compact.py"}
     for module in (store, place):
         assert "open(home / " not in Path(module.__file__).read_text()
 
@@ -384,6 +401,25 @@ def test_live_bytes_stay_below_the_limit(tmp_path):
     assert opened.write([draft(("batch", n), os.urandom(MIB), created_ns=100 + n) for n in range(20)]) == [""] * 20
     assert opened.live_bytes() <= room.FILL * limit
     assert value_of(opened, ("batch", 19)) is not None
+    opened.close()
+
+
+def test_eviction_leaves_dear_entries_when_others_store_and_evict_meanwhile(tmp_path, monkeypatch):
+    opened = Store.open(tmp_path / "s", max_size=16 * MIB)
+    opened.write([draft(("dear", n), os.urandom(MIB), cost_ns=100 * 10**9) for n in range(3)])
+    opened.write([draft(("old", n), os.urandom(MIB)) for n in range(3)])
+    real = room.planned
+
+    def planned_then_overtaken(given: Store) -> list[list[Row]]:
+        monkeypatch.setattr(room, "planned", real)
+        order = real(given)
+        opened.delete([group[0].id for group in order[:3]])
+        opened.write([draft(("new", n), os.urandom(MIB), created_ns=2) for n in range(3)])
+        return order
+
+    monkeypatch.setattr(room, "planned", planned_then_overtaken)
+    assert opened.evict(4 * MIB)
+    assert all(value_of(opened, ("dear", n)) for n in range(3))
     opened.close()
 
 

@@ -20,15 +20,15 @@ from kcache import logs
 from kcache.config import Settings
 from kcache.counters import CURRENT as STATS
 from kcache.counters import Snapshot
-from kcache.errors import KcacheError, ShapeError
+from kcache.errors import KcacheError, ShapeError, reason_of
 from kcache.hooks import session
 from kcache.hooks.patch import Patches
 
 logger = logging.getLogger("kcache")
 
 SEAMS = (
-    "host", "lift", "aot", "fx", "pool", "printed", "errors", "kernels", "triton", "variants", "worker", "tune", "cpp",
-    "code", "fresh",
+    "host", "lift", "aot", "fx", "quarantine", "pool", "extern", "printed", "errors", "kernels", "triton", "variants",
+    "worker", "tune", "cpp", "code", "fresh",
 )  # fmt: skip
 """In the order in which they are installed; `disable()` undoes them in the opposite order."""
 
@@ -46,6 +46,7 @@ def enable(
     link: str | None = None,
     jobs: int | None = None,
     log: str | PathLike[str] | None = None,
+    signing_key: str | None = None,
 ) -> bool:
     """Switch kcache on for this process; call it before the first compile.
 
@@ -56,8 +57,15 @@ def enable(
     A second call changes nothing and returns True. Thread-safe.
     """
     given = {
-        "dir": dir, "max_size": max_size, "key_env": key_env, "strict": strict, "link": link, "jobs": jobs, "log": log,
-    }  # fmt: skip
+        "dir": dir,
+        "max_size": max_size,
+        "key_env": key_env,
+        "strict": strict,
+        "link": link,
+        "jobs": jobs,
+        "log": log,
+        "signing_key": signing_key,
+    }
     with _lock:
         if session.CURRENT is not None:
             return True
@@ -74,7 +82,7 @@ def enable(
             _patches.undo()
             if strict or (settings is not None and settings.strict):
                 raise
-            STATS.count("host", "error", reason=f"not enabled: {type(error).__name__}")
+            STATS.count("host", "error", reason=f"not enabled: {reason_of(error)}")
             logger.warning("kcache is off: %s", error)
             return False
         session.CURRENT = session.Session(settings, cache, STATS)

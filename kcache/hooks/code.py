@@ -33,15 +33,43 @@ def install(patches: Patches) -> None:
             code = code_of(text, path)
         except SyntaxError as error:
             raise RuntimeError(f"Failed to import {path}\n{type(error).__name__}: {error}") from None
-        module = ModuleType(f"{prefix}.{key}")
-        module.__file__ = path
-        module.key = key  # type: ignore[attr-defined]
-        exec(code, module.__dict__)
+        try:
+            module = run(code, key, path)
+        except Exception as error:
+            whole = sound(code, text, path, error)
+            if whole is None:
+                raise
+            module = run(whole, key, path)
         if set_sys_modules:
             sys.modules[module.__name__] = module
         return module
 
+    def run(code: CodeType, key: str, path: str) -> ModuleType:
+        module = ModuleType(f"{prefix}.{key}")
+        module.__file__ = path
+        module.key = key  # type: ignore[attr-defined]
+        exec(code, module.__dict__)
+        return module
+
     patches.replace(codecache, "_reload_python_module", _reload_python_module)
+
+
+def sound(code: CodeType, text: str, path: str, error: Exception) -> CodeType | None:
+    """What `text` compiles to, if `code`, whose run ended with `error`, is something else: then its entry is removed.
+
+    None if the two are equal, and so the text itself is to blame.
+    """
+    whole = compile(text, path, "exec", dont_inherit=True)
+    if whole == code:
+        return None
+    session.current().spoiled("code", Key.of(parts_of(text)), "", "entry fails when first used", error)
+    _keep(text, whole)
+    return whole
+
+
+def parts_of(text: str) -> list[Part]:
+    """What the code object of the module `text` depends on; their fold is its key."""
+    return [Part.of("layer", "code"), Part.of("text", text), Part.of("python", INTERPRETER, readable=True)]
 
 
 def code_of(text: str, path: str) -> CodeType:
@@ -49,7 +77,7 @@ def code_of(text: str, path: str) -> CodeType:
     if not session.caching():
         return compile(text, path, "exec", dont_inherit=True)
     active = session.current()
-    parts = [Part.of("layer", "code"), Part.of("text", text), Part.of("python", INTERPRETER, readable=True)]
+    parts = parts_of(text)
     key = Key.of(parts)
     try:
         kept = active.cache.get("code", key)
@@ -62,13 +90,19 @@ def code_of(text: str, path: str) -> CodeType:
         if kept is not None:
             return placed(marshal.loads(kept), path)
     except Exception as error:
-        active.trouble("code", "entry does not load", error)
+        active.spoiled("code", key, "", "entry does not load", error)
     code = compile(text, path, "exec", dont_inherit=True)
+    _keep(text, code)
+    return code
+
+
+def _keep(text: str, code: CodeType) -> None:
+    active = session.current()
     try:
-        active.cache.put("code", key, marshal.dumps(placed(code, "<kcache>")), parts=parts)
+        parts = parts_of(text)
+        active.cache.put("code", Key.of(parts), marshal.dumps(placed(code, "<kcache>")), parts=parts)
     except Exception as error:
         active.trouble("code", "save failed", error)
-    return code
 
 
 def placed(code: CodeType, path: str) -> CodeType:

@@ -20,7 +20,7 @@ from typing import Any
 
 from kcache.digest import Key, Part
 from kcache.environment import settings_part
-from kcache.hooks import host, session
+from kcache.hooks import guarded, host, session
 from kcache.hooks.patch import Patches, require
 
 READ_BY_THE_BUILDER = ("cpp.", "cpp_", "aot_inductor.", "test_configs.")
@@ -121,7 +121,14 @@ def found(cls: Any, key: Key) -> Callable[[], Any] | None:
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(content)
         os.replace(file.name, path)
-    library = cls._load_library(str(path), key.hex)
+    try:
+        library = cls._load_library(str(path), key.hex)
+    except Exception as error:
+        if not guarded.blames_the_entry(error):
+            raise
+        path.unlink(missing_ok=True)
+        session.current().spoiled("cpp", key, "", "entry does not load", error)
+        return None
     return lambda: library
 
 

@@ -9,7 +9,7 @@ argument sources of AOTAutograd by their positions, the C++ compiler's name by w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +17,8 @@ import torch
 from kcache import environment, listing, operators, tables
 from kcache.closure import fingerprint
 from kcache.digest import Digest, Part
-from kcache.errors import Opaque
-from kcache.graph import Canonical, canonical, owned_by_torch
-from kcache.hooks import lift, printed, session
+from kcache.graph import Canonical, canonical
+from kcache.hooks import configured, lift, printed, session
 from kcache.key import Description
 
 Leaf = Callable[[Any], bytes]
@@ -46,12 +45,6 @@ PER_COMPILE = frozenset(
 )  # fmt: skip
 """Attributes of a details object that belong to one graph and cannot be taken again without it."""
 
-PASSES = (
-    "pre_grad_custom_pass", "post_grad_custom_pre_pass", "post_grad_custom_post_pass", "joint_custom_pre_pass",
-    "joint_custom_post_pass", "_pre_fusion_custom_pass", "_post_fusion_custom_pass", "custom_partitioner_fn",
-)  # fmt: skip
-
-
 def describe(details: Any, leaf: Leaf, layer: str, compiler: Callable[[], str]) -> Description:
     """Description of the compile that torch gathered in `details`.
 
@@ -62,8 +55,14 @@ def describe(details: Any, leaf: Leaf, layer: str, compiler: Callable[[], str]) 
     graph = canonical(details.gm, leaf, keep_names=keep_names)
     classes = subclasses(details.example_inputs)
 
-    def live() -> list[Part]:
-        return [*code_parts(graph, classes), *pass_parts(), *tables.parts(), *environment.holes(_key_env(), leaf)]
+    def live(config: Mapping[str, Any]) -> list[Part]:
+        held = configured.code(config)
+        return [*code_parts(graph, classes), *held, *tables.parts(), *environment.holes(_key_env(), leaf)]
+
+    def again() -> list[Part]:
+        now = settings()
+        return [*environment.of_details(now, leaf, {*REPLACED, *PER_COMPILE}), configured.values(now, leaf, compiler),
+                *live(now.inductor_config)]  # fmt: skip
 
     keyed = list(details.example_inputs)
     if layer == "aot":  # what a symbol is called goes back to the caller's argument names
@@ -73,7 +72,7 @@ def describe(details: Any, leaf: Leaf, layer: str, compiler: Callable[[], str]) 
         Part("layer", Digest.of(layer.encode())),
         Part.of("graph", graph.text, readable=True),
         *environment.of_details(details, leaf, REPLACED),
-        _inductor_config(details, leaf, compiler),
+        configured.values(details, leaf, compiler),
     ]
     if graph.kernels:
         fixed.append(Part.of("link", printed.mode()))
@@ -81,23 +80,15 @@ def describe(details: Any, leaf: Leaf, layer: str, compiler: Callable[[], str]) 
         fixed.append(Part.of("assumptions", assumed, readable=True))
     if hasattr(details, "aot_config"):
         fixed.append(environment.settings_part("aot_config", aot_config(details.aot_config), leaf))
-    return Description((*fixed, *live()), lambda: [*settings(leaf, compiler), *live()], label(graph))
+    return Description((*fixed, *live(details.inductor_config)), again, label(graph))
 
 
-def settings(leaf: Leaf, compiler: Callable[[], str]) -> list[Part]:
-    """Parts of the environment as they are now, under the names they have in a description."""
+def settings() -> Any:
+    """A details object of torch's for an empty graph: the settings as they are now."""
     from torch._inductor.codecache import FxGraphHashDetails
 
     with lift.lifted():
-        now = FxGraphHashDetails(torch.fx.GraphModule({}, torch.fx.Graph()), [], {}, [])
-    return [*environment.of_details(now, leaf, {*REPLACED, *PER_COMPILE}), _inductor_config(now, leaf, compiler)]
-
-
-def _inductor_config(details: Any, leaf: Leaf, compiler: Callable[[], str]) -> Part:
-    config = dict(details.inductor_config)
-    if "cpp.cxx" in config:
-        config["cpp.cxx"] = compiler()
-    return environment.settings_part("inductor_config", config, leaf)
+        return FxGraphHashDetails(torch.fx.GraphModule({}, torch.fx.Graph()), [], {}, [])
 
 
 def _key_env() -> Iterable[str]:
@@ -115,22 +106,6 @@ def code_parts(graph: Canonical, classes: Iterable[type]) -> list[Part]:
             parts.append(Part(f"{kind} {position} {found.name}", found.digest, found.listing))
             reached += [op for name in found.operators for op in operators.overloads(name)]
     return parts + operators.parts(reached)
-
-
-def pass_parts() -> list[Part]:
-    """Parts for the user's graph passes, by closure, beside the uuid that torch takes."""
-    parts = []
-    for name in PASSES:
-        configured = getattr(torch._inductor.config, name, None)
-        for position, each in enumerate(configured if isinstance(configured, (list, tuple)) else [configured]):
-            each = getattr(each, "function", each)  # what `lift` put around a plain function
-            if each is None or isinstance(each, str) or owned_by_torch(type(each)) and owned_by_torch(each):
-                continue
-            found = fingerprint(each)
-            if found.opaque:
-                raise Opaque(f"pass {name}", found.opaque[0].name, found.opaque[0].why)
-            parts.append(Part(f"pass {name} {position}", found.digest, found.listing))
-    return parts
 
 
 def subclasses(inputs: Iterable[Any]) -> list[type]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kcache.hooks import guarded, lift, refused, session
+from kcache.hooks import extern, guarded, lift, refused, session
 from kcache.hooks.guarded import Saving
 from kcache.hooks.patch import Patches, require
 
@@ -65,4 +65,6 @@ def _saving(graph: Any) -> Saving:
     bundle = graph._triton_bundle
     artifacts = [a for kernel in bundle.kernel_artifacts for a in kernel.artifacts] if bundle else []
     pieces = tuple(artifact.payload for artifact in artifacts)
-    return Saving(graph.guards_expr or "", graph._time_taken_ns or 0, pieces)
+    called = extern.unsaid(graph.source_code)
+    refused = f"its code calls {called}, which has a name in this process only" if called else ""
+    return Saving(graph.guards_expr or "", graph._time_taken_ns or 0, pieces, refused=refused)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -41,6 +42,8 @@ class Saving:
     cost_ns: int
     pieces: tuple[bytes, ...] = ()
     links: tuple[tuple[str, Key], ...] = ()
+    refused: str = ""
+    """Why the entry must not be stored."""
 
 
 def parse(key: str) -> Key | None:
@@ -131,17 +134,39 @@ def candidates(layer: str, key: Key) -> Iterator[tuple[Any, bytes, bool]]:
     except Exception as error:
         active.trouble(layer, "lookup failed", error)
         return
+    handed = vars(_local).setdefault("handed", {})
     for candidate in found:
         try:
             content = candidate.load()
-            value = pickle.loads(content)
         except Damaged:
             continue  # dropped and counted where it was found
         except Exception as error:
             active.trouble(layer, "entry does not load", error)
             continue
+        try:
+            value = pickle.loads(content)
+        except Exception as error:
+            if blames_the_entry(error):
+                active.spoiled(layer, key, candidate.guards, "entry does not load", error)
+            else:
+                active.trouble(layer, "entry does not load", error)
+            continue
         _local.cost_ns = candidate.cost_ns
+        handed[layer] = (weakref.ref(value), key, candidate.guards)
         yield value, content, True
+
+
+def origin(layer: str, value: Any) -> tuple[Key, str] | None:
+    """Key and guards of the entry that `value` was, if it is the last that this thread was handed from `layer`."""
+    known, key, guards = vars(_local).get("handed", {}).get(layer, (None, None, ""))
+    return (key, guards) if known is not None and known() is value else None
+
+
+def blames_the_entry(error: Exception) -> bool:
+    """Whether `error` says something of what was being loaded, and not only of the machine: memory, stack or disk."""
+    if isinstance(error, (MemoryError, RecursionError)) or type(error).__name__ == "OutOfMemoryError":
+        return False
+    return not isinstance(error, OSError) or error.errno is None  # what `dlopen` refuses has no number
 
 
 def save(layer: str, key: Key, content: bytes) -> None:
@@ -157,6 +182,9 @@ def save(layer: str, key: Key, content: bytes) -> None:
             return
         if description and (reasons := printed.unlinked(description.parts)):
             active.unstored(layer, f"not linked: {reasons[0]}")
+            return
+        if saving.refused:
+            active.stats.count(layer, "skipped", reason=saving.refused)
             return
         active.cache.put(
             layer,

@@ -60,6 +60,14 @@ class Session:
         log.log(level, "kcache: %s: %s: %s; compiling without it", layer, reason, error)
         log.debug("kcache: %s: %s", layer, reason, exc_info=error)
 
+    def spoiled(self, layer: str, key: Key, guards: str, reason: str, error: BaseException) -> None:
+        """An entry is whole and of no use: count that as `trouble` does, and remove it."""
+        self.trouble(layer, reason, error)
+        try:
+            self.cache.discard(layer, key, guards)
+        except Exception as refused:
+            self.trouble(layer, "entry cannot be removed", refused)
+
     def bypass(self, layer: str, reason: str) -> None:
         """Count a bypass and say why, one line each."""
         self.stats.count(layer, "bypass", reason=reason)

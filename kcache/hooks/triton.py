@@ -11,6 +11,7 @@ without kcache would stumble over it.
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
 from pathlib import Path
@@ -121,7 +122,13 @@ class Manager(FileCacheManager):  # type: ignore[misc]
             if value is None:
                 self._missed(filename)
                 return
-            members = group.unpack(value)
+            try:
+                members = group.unpack(value)
+                if filename.endswith(".json"):
+                    json.loads(members[filename])
+            except (ValueError, TypeError, KeyError) as error:
+                active.spoiled("triton", _key_of(self.key, filename), "", "entry does not load", error)
+                return
             paths = {name: super(Manager, self).put(data, name, binary=True) for name, data in members.items()}
             if not _is_module(filename):
                 super().put_group(filename, paths)

@@ -60,11 +60,17 @@ def best(path: str) -> bytes | None:
         active.stats.count("tune", "miss" if chosen is None else "hit")
         if chosen is None:
             active.missed("tune", key, parts)
-            return None
-        return chosen.load()
+        data = None if chosen is None else chosen.load()
     except Exception as error:
         active.trouble("tune", "lookup failed", error)
         return None
+    if chosen is not None and data is not None:
+        try:
+            json.loads(data)
+        except ValueError as error:
+            active.spoiled("tune", key, chosen.guards, "entry does not load", error)
+            return None
+    return data
 
 
 def keep(path: str, data: bytes) -> None:

@@ -58,14 +58,12 @@ def _session(given: dict[str, Any]) -> session.Session | None:
         from kcache.counters import Stats
         from kcache.errors import KcacheError
         from kcache.hooks import kernels, triton
-        from kcache.store import Store
 
         settings = Settings(**given)
         try:
             logs.attach(settings.log)
             stats = Stats()
-            store = Store.open(settings.dir, max_size=settings.max_size, stats=stats)
-            session.CURRENT = session.Session(settings, Cache(store, settings, stats, keep_runs=False), stats)
+            session.CURRENT = session.Session(settings, Cache.open(settings, stats, keep_runs=False), stats)
             kernels.install(_patches)
             triton.install(_patches)
             errors.install(_patches)

@@ -1,0 +1,1 @@
+"""What the store promises to many processes: crowds under `kill -9`, forks, threads, pools."""
