@@ -20,7 +20,7 @@ from torch._inductor import codecache  # noqa: E402
 
 import kcache  # noqa: E402
 from kcache import group  # noqa: E402
-from kcache.digest import Key
+from kcache.digest import Key  # noqa: E402
 from kcache.hooks import guarded, session  # noqa: E402
 
 A, B = torch.randn(4, 4), torch.randn(4, 4)
