@@ -77,16 +77,6 @@ def _parse_jobs(value: object) -> int:
     return jobs
 
 
-def _parse_log(value: object) -> str:
-    target = os.fspath(value)  # type: ignore[call-overload]
-    if target.lower() in ("", *LEVELS):
-        return target.lower()
-    path = os.path.expanduser(target)
-    if not os.path.isabs(path):
-        raise ValueError(f"expected {', '.join(LEVELS)} or an absolute path")
-    return path
-
-
 LEAST_SECRET = 16
 """Fewest characters of a signing key: with any tagged entry, a shorter one can be found by trying."""
 
@@ -111,6 +101,14 @@ def _read_signing_key(value: object) -> bytes:
             return _parse_signing_key(file.read(4096))
     except OSError as error:
         raise ValueError(error.strerror or str(error)) from error
+def _parse_log(value: object) -> str:
+    target = os.fspath(value)  # type: ignore[call-overload]
+    if target.lower() in ("", *LEVELS):
+        return target.lower()
+    path = os.path.expanduser(target)
+    if not os.path.isabs(path):
+        raise ValueError(f"expected {', '.join(LEVELS)} or an absolute path")
+    return path
 
 
 class Setting(NamedTuple):
@@ -132,13 +130,13 @@ SETTINGS = (
     Setting("link", "KCACHE_LINK", _parse_link, "auto", "auto: compile kernels from their linked source; off: do not"),
     Setting("key_env", "KCACHE_KEY_ENV", _parse_names, (), "further environment variables that belong to every key"),
     Setting("jobs", "KCACHE_JOBS", _parse_jobs, 0, "processes that compile variants; 0 follows the cores, 1 uses none"),
-    Setting("log", "KCACHE_LOG", _parse_log, "", "info or debug: say each miss on stderr; a path: append it there"),
     Setting(
         *("signing_key", "KCACHE_SIGNING_KEY", _parse_signing_key, None),
         "secret text; entries are tagged with it, and those that are not are refused",
         secret=True,
     ),
     Setting("signing_key_file", "KCACHE_SIGNING_KEY_FILE", _read_signing_key, None, "file that holds the signing key"),
+    Setting("log", "KCACHE_LOG", _parse_log, "", "info or debug: say each miss on stderr; a path: append it there"),
 )
 
 
@@ -153,8 +151,8 @@ class Settings:
     link: str = "auto"
     key_env: tuple[str, ...] = ()
     jobs: int = 0
-    log: str = ""
     signing_key: bytes | None = field(default=None, repr=False)
+    log: str = ""
     origins: dict[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod

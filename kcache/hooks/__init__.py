@@ -28,11 +28,11 @@ logger = logging.getLogger("kcache")
 
 SEAMS = (
     "host", "lift", "aot", "fx", "quarantine", "pool", "extern", "printed", "errors", "kernels", "triton", "variants",
-    "worker", "tune", "cpp", "code", "fresh",
+    "timings", "worker", "tune", "cpp", "code", "fresh",
 )  # fmt: skip
 """In the order in which they are installed; `disable()` undoes them in the opposite order."""
 
-_NEED_TRITON = ("printed", "errors", "kernels", "triton", "variants", "worker")
+_NEED_TRITON = ("printed", "errors", "kernels", "triton", "variants", "timings", "worker")
 _lock = threading.RLock()
 _patches = Patches()
 
@@ -45,8 +45,8 @@ def enable(
     strict: bool | None = None,
     link: str | None = None,
     jobs: int | None = None,
-    log: str | PathLike[str] | None = None,
     signing_key: str | None = None,
+    log: str | PathLike[str] | None = None,
 ) -> bool:
     """Switch kcache on for this process; call it before the first compile.
 
@@ -57,15 +57,9 @@ def enable(
     A second call changes nothing and returns True. Thread-safe.
     """
     given = {
-        "dir": dir,
-        "max_size": max_size,
-        "key_env": key_env,
-        "strict": strict,
-        "link": link,
-        "jobs": jobs,
-        "log": log,
-        "signing_key": signing_key,
-    }
+        "dir": dir, "max_size": max_size, "key_env": key_env, "strict": strict, "link": link, "jobs": jobs,
+        "signing_key": signing_key, "log": log,
+    }  # fmt: skip
     with _lock:
         if session.CURRENT is not None:
             return True

@@ -62,13 +62,14 @@ def sound(code: CodeType, text: str, path: str, error: Exception) -> CodeType | 
     whole = compile(text, path, "exec", dont_inherit=True)
     if whole == code:
         return None
-    session.current().spoiled("code", Key.of(parts_of(text)), "", "entry fails when first used", error)
-    _keep(text, whole)
+    parts = parts_of(text)
+    session.current().spoiled("code", Key.of(parts), "", "entry fails when first used", error)
+    _keep(parts, whole)
     return whole
 
 
 def parts_of(text: str) -> list[Part]:
-    """What the code object of the module `text` depends on; their fold is its key."""
+    """What the code of the module `text` depends on."""
     return [Part.of("layer", "code"), Part.of("text", text), Part.of("python", INTERPRETER, readable=True)]
 
 
@@ -92,14 +93,13 @@ def code_of(text: str, path: str) -> CodeType:
     except Exception as error:
         active.spoiled("code", key, "", "entry does not load", error)
     code = compile(text, path, "exec", dont_inherit=True)
-    _keep(text, code)
+    _keep(parts, code)
     return code
 
 
-def _keep(text: str, code: CodeType) -> None:
+def _keep(parts: list[Part], code: CodeType) -> None:
     active = session.current()
     try:
-        parts = parts_of(text)
         active.cache.put("code", Key.of(parts), marshal.dumps(placed(code, "<kcache>")), parts=parts)
     except Exception as error:
         active.trouble("code", "save failed", error)

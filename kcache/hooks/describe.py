@@ -45,6 +45,7 @@ PER_COMPILE = frozenset(
 )  # fmt: skip
 """Attributes of a details object that belong to one graph and cannot be taken again without it."""
 
+
 def describe(details: Any, leaf: Leaf, layer: str, compiler: Callable[[], str]) -> Description:
     """Description of the compile that torch gathered in `details`.
 

@@ -66,5 +66,5 @@ def _saving(graph: Any) -> Saving:
     artifacts = [a for kernel in bundle.kernel_artifacts for a in kernel.artifacts] if bundle else []
     pieces = tuple(artifact.payload for artifact in artifacts)
     called = extern.unsaid(graph.source_code)
-    refused = f"its code calls {called}, which has a name in this process only" if called else ""
-    return Saving(graph.guards_expr or "", graph._time_taken_ns or 0, pieces, refused=refused)
+    why = f"its code calls {called}, which has a name in this process only" if called else ""
+    return Saving(graph.guards_expr or "", graph._time_taken_ns or 0, pieces, refused=why)
