@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import Counter as Tally
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -155,11 +156,24 @@ def _minus(now: Mapping[Any, int], before: Mapping[Any, int]) -> dict[Any, int]:
     return {name: count - before.get(name, 0) for name, count in now.items() if count > before.get(name, 0)}
 
 
+_every: weakref.WeakSet[Stats] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for stats in list(_every):
+        stats.reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
 class Stats:
     """Counts of one process. Thread-safe; a forked child begins at zero."""
 
     def __init__(self) -> None:
         self._reset()
+        _every.add(self)
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
@@ -167,14 +181,11 @@ class Stats:
         self._reasons: Tally[tuple[str, str, str]] = Tally()
         self._saved: Tally[str] = Tally()
         self._taken = Snapshot()
-        self._pid = os.getpid()
 
     def count(self, layer: str, outcome: str, n: int = 1, reason: str = "") -> None:
         """Count `n` times `outcome` (an id of `COUNTERS`) in `layer`, with its reason if there is one."""
         if outcome not in _OUTCOMES:
             raise ValueError(f"{outcome!r} is not an outcome")
-        if self._pid != os.getpid():
-            self._reset()
         with self._lock:
             self._counts[layer, outcome] += n
             if reason:
@@ -182,23 +193,17 @@ class Stats:
 
     def hit(self, layer: str, saved_ns: int) -> None:
         """Count a hit and what it saved."""
-        if self._pid != os.getpid():
-            self._reset()
         with self._lock:
             self._counts[layer, "hit"] += 1
             self._saved[layer] += saved_ns
 
     def saved(self, layer: str, ns: int) -> None:
         """A hit in `layer` made `ns` nanoseconds of compiling unnecessary."""
-        if self._pid != os.getpid():
-            self._reset()
         with self._lock:
             self._saved[layer] += ns
 
     def snapshot(self) -> Snapshot:
         """The counts as they stand, detached from this object."""
-        if self._pid != os.getpid():
-            self._reset()
         with self._lock:
             layers: dict[str, dict[str, int]] = {}
             for (layer, outcome), n in self._counts.items():

@@ -83,7 +83,7 @@ class Transaction:
         self._tables = tables
 
     def get(self, table: str, row: bytes) -> bytes | None:
-        data: bytes | None = self._txn.get(row, db=self._tables[table])
+        data: bytes | None = self._txn.get(row, None, self._tables[table])
         return data
 
     def put(self, table: str, row: bytes, data: bytes) -> None:
@@ -134,7 +134,7 @@ class Transaction:
 
     def frame(self, digest: Digest) -> bytes:
         """All chunks of a frame, or nothing if it is not there."""
-        first = self.get("blobs", digest.raw + _FIRST) or b""
+        first: bytes = self._txn.get(digest.raw + _FIRST, b"", self._tables["blobs"])
         if len(first) < CHUNK:
             return first
         return b"".join([chunk for _, chunk in self.rows("blobs", digest.raw)])

@@ -101,7 +101,8 @@ class Writer:
 
     def touch(self, row: bytes) -> None:
         """Note a use of an index row; written with the next batch or at the end."""
-        self._here()
+        if self._pid != os.getpid():
+            self._here()
         self._touched[row] = None  # atomic, so without the lock: every hit comes here
 
     def flush(self, timeout: float = 30.0) -> bool:
