@@ -14,6 +14,8 @@ import click
 
 COMMANDS = {
     "stats": ("show", "What is in the store, what was hit, and what it saved."),
+    "explain": ("entry", "What is stored under a key, and what differs from the nearest other entry."),
+    "show": ("entry", "The graph and the kernels that are stored under a key."),
     "purge": ("maintain", "Remove entries."),
     "compile": ("compile", "Build the store's Triton kernels for a GPU that need not be here."),
     "gc": ("maintain", "Evict least used entries down to a size."),

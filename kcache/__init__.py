@@ -18,12 +18,13 @@ _HOME = {
     "enable": "kcache.hooks",
     "disable": "kcache.hooks",
     "stats": "kcache.hooks",
-    "explain": "kcache.hooks",
+    "explain": "kcache.hooks.ask",
     "fingerprint": "kcache.closure",
     "Fingerprint": "kcache.closure",
     "KcacheError": "kcache.errors",
     "ConfigError": "kcache.errors",
     "StoreError": "kcache.errors",
+    "NotFound": "kcache.errors",
     "Opaque": "kcache.errors",
 }
 
@@ -31,6 +32,7 @@ __all__ = [
     "ConfigError",
     "Fingerprint",
     "KcacheError",
+    "NotFound",
     "Opaque",
     "StoreError",
     "disable",
@@ -42,8 +44,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from kcache.closure import Fingerprint, fingerprint
-    from kcache.errors import ConfigError, KcacheError, Opaque, StoreError
-    from kcache.hooks import disable, enable, explain, stats
+    from kcache.errors import ConfigError, KcacheError, NotFound, Opaque, StoreError
+    from kcache.hooks import disable, enable, stats
+    from kcache.hooks.ask import explain
 
 
 def __getattr__(name: str) -> Any:

@@ -175,8 +175,9 @@ class Cache:
         """Queue an entry. True if it was queued; it counts as stored after its commit.
 
         The first writer of a layer, key and guards wins. `links` are the entries that this one
-        names: they are kept and removed together. `pieces` are byte strings inside `value`
-        that other entries may share. `label` is searched by `kcache purge --kernel`.
+        names: they are kept and removed together. `parts` are what the key was made of, and texts
+        beside it (`kcache.listing`), for people to read and for explaining misses. `pieces` are
+        byte strings inside `value` that other entries may share. `label` is searched by `kcache purge --kernel`.
         """
         return self._writer.put(
             Draft(

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from .errors import ConfigError
 from .filesystem import is_network, type_of
+from .logs import LEVELS
 from .units import GIB, MIB, parse_size
 
 log = logging.getLogger("kcache")
@@ -100,6 +101,14 @@ def _read_signing_key(value: object) -> bytes:
             return _parse_signing_key(file.read(4096))
     except OSError as error:
         raise ValueError(error.strerror or str(error)) from error
+def _parse_log(value: object) -> str:
+    target = os.fspath(value)  # type: ignore[call-overload]
+    if target.lower() in ("", *LEVELS):
+        return target.lower()
+    path = os.path.expanduser(target)
+    if not os.path.isabs(path):
+        raise ValueError(f"expected {', '.join(LEVELS)} or an absolute path")
+    return path
 
 
 class Setting(NamedTuple):
@@ -127,6 +136,7 @@ SETTINGS = (
         secret=True,
     ),
     Setting("signing_key_file", "KCACHE_SIGNING_KEY_FILE", _read_signing_key, None, "file that holds the signing key"),
+    Setting("log", "KCACHE_LOG", _parse_log, "", "info or debug: say each miss on stderr; a path: append it there"),
 )
 
 
@@ -142,6 +152,7 @@ class Settings:
     key_env: tuple[str, ...] = ()
     jobs: int = 0
     signing_key: bytes | None = field(default=None, repr=False)
+    log: str = ""
     origins: dict[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod

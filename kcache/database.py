@@ -32,7 +32,7 @@ from .errors import REASON_OF_ERRNO, NewerStore, StoreError
 from .gate import Gate
 from .holders import Holders
 from .place import identity
-from .rows import TABLES, Transaction
+from .rows import LATER, TABLES, Transaction
 from .units import GIB, MIB
 
 MapFull = lmdb.MapFullError
@@ -456,9 +456,16 @@ def _open_lmdb(home: Path, limit: int, *, readonly: bool) -> lmdb.Environment:
 
 
 def _open_tables(env: lmdb.Environment, *, readonly: bool = False) -> dict[str, Any]:
-    """Handles of all tables, made if missing."""
+    """Handles of all tables, made if missing; of a store that may only be read, those that it has."""
     if readonly:
-        return {name: env.open_db(name.encode(), create=False) for name in TABLES}
+        found = {}
+        for name in TABLES:
+            try:
+                found[name] = env.open_db(name.encode(), create=False)
+            except lmdb.NotFoundError:
+                if name not in LATER:
+                    raise
+        return found
     # A writing transaction: py-lmdb loses handles that were opened in one that only reads.
     with env.begin(write=True) as txn:
         return {name: env.open_db(name.encode(), txn=txn) for name in TABLES}

@@ -13,10 +13,12 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .digest import Part
-from .listing import Node, load
+from .listing import Node, Setting, load, read_fields, read_settings
 
 SHOWN = 60
 """Characters of a value that are shown."""
+LOADS = frozenset({"LOAD_CONST", "RETURN_CONST", "LOAD_SMALL_INT"})
+"""Instructions of a function's listing that name a literal."""
 COMPARED = 400
 """Lines beyond which two texts are not aligned: `difflib` takes quadratic time."""
 
@@ -27,9 +29,13 @@ class Difference(NamedTuple):
     chain: tuple[str, ...]
     before: str = ""
     after: str = ""
+    only: str = ""
+    """`before` or `after`: the one side that has the part at all."""
 
     def __str__(self) -> str:
         place = " → ".join(self.chain)
+        if self.only:
+            return f"{place}: {'only' if self.only == 'before' else 'not'} in the nearest entry"
         if not self.before and not self.after:
             return f"{place} differs"
         return f"{place}: {self.before or '(nothing)'} → {self.after or '(nothing)'}"
@@ -41,10 +47,10 @@ def differences(before: Iterable[Part], after: Iterable[Part]) -> list[Differenc
     found: list[Difference] = []
     for name, part in new.items():
         if name not in old:
-            found.append(Difference((short(name),), "", "only now"))
+            found.append(Difference((short(name),), only="after"))
         elif old[name].digest != part.digest:
             found += inside(old[name], part)
-    return found + [Difference((short(name),), "only then", "") for name in old if name not in new]
+    return found + [Difference((short(name),), only="before") for name in old if name not in new]
 
 
 def inside(old: Part, new: Part) -> list[Difference]:
@@ -77,8 +83,19 @@ def trees(head: str, before: Sequence[Node], after: Sequence[Node]) -> list[Diff
 
 def _own(chain: tuple[str, ...], old: Node, new: Node) -> Difference:
     if new.title.startswith("function ") and _code(old) != _code(new):
-        return Difference((*chain, "code"))  # a plain function stands as bytecode, which says nothing to a reader
+        # a plain function stands as bytecode, of which only the literals say something to a reader
+        literals = _literals(_code(old), _code(new))
+        return Difference((*chain, "literal"), *literals) if literals else Difference((*chain, "code"))
     return Difference(chain, *_first(old.text.split("\n"), new.text.split("\n")))
+
+
+def _literals(old: Sequence[str], new: Sequence[str]) -> tuple[str, str] | None:
+    """The first literal that differs, where nothing but literals does."""
+    pairs = [(a.split(None, 1), b.split(None, 1)) for a, b in zip(old, new, strict=False) if a != b]
+    if len(old) != len(new) or not all(len(row) == 2 and row[0] in LOADS for pair in pairs for row in pair):
+        return None
+    (_, before), (_, after) = pairs[0]
+    return _cut(before, 0), f"{_cut(after, 0)} (and {len(pairs) - 1} more)" if len(pairs) > 1 else _cut(after, 0)
 
 
 def _code(node: Node) -> list[str]:
@@ -113,36 +130,54 @@ def short(title: str) -> str:
 
 def lines(head: str, before: str, after: str) -> list[Difference]:
     """What differs between two texts: settings (`name digest value` a line) by name, others by their first line."""
-    old, new = before.split("\n"), after.split("\n")
-    settings_old, settings_new = _settings(old), _settings(new)
-    if settings_old is None or settings_new is None:
-        return [Difference((head,), *_first(old, new))]
-    names = sorted(n for n in {*settings_old, *settings_new} if settings_old.get(n) != settings_new.get(n))
-    return [Difference((head, n), settings_old.get(n, ("", ""))[1], settings_new.get(n, ("", ""))[1]) for n in names]
+    if before == after:  # the text shows less than the digest stands for
+        return [Difference((head,))]
+    old, new = read_settings(before), read_settings(after)
+    if old is None or new is None:
+        return [Difference((head,), *_first(before.split("\n"), after.split("\n")))]
+    names = [name for name in {**new, **old} if old.get(name) != new.get(name)]
+    return [each for name in names for each in _setting((head, name), old.get(name), new.get(name))]
 
 
-def _settings(rows: Sequence[str]) -> dict[str, tuple[str, str]] | None:
-    found: dict[str, tuple[str, str]] = {}
-    for row in filter(None, rows):
-        fields = row.split(" ", 2)
-        if len(fields) != 3 or len(fields[1]) != 64:
-            return None
-        found[fields[0]] = (fields[1], fields[2])
-    return found
+def _setting(chain: tuple[str, ...], old: Setting | None, new: Setting | None) -> list[Difference]:
+    if old is None or new is None:
+        return [Difference(chain, _spoken(old), _spoken(new))]
+    before, after = read_fields(old.value), read_fields(new.value)
+    if before is None or after is None or before == after:
+        return [Difference(chain) if old.value == new.value else Difference(chain, old.value, new.value)]
+    names = [name for name in {**after, **before} if before.get(name) != after.get(name)]
+    return [Difference((*chain, name), before.get(name, ""), after.get(name, "")) for name in names]
+
+
+def _spoken(setting: Setting | None) -> str:
+    if setting is None:
+        return ""
+    return ", ".join([f"{name} {value}" for name, value in (read_fields(setting.value) or {}).items()]) or setting.value
 
 
 def _first(old: Sequence[str], new: Sequence[str]) -> tuple[str, str]:
     """The first lines that differ, and how many more do."""
     if max(len(old), len(new)) > COMPARED:
         at = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
-        return _shown(old[at : at + 1]), _shown(new[at : at + 1])
+        return _shown(old[at : at + 1], new[at : at + 1])
     changed = [op for op in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes() if op[0] != "equal"]
     _, a, b, c, d = changed[0]
     more = sum(max(y - x, w - z) for _, x, y, z, w in changed) - 1
-    after = _shown(new[c:d])
-    return _shown(old[a:b]), f"{after} (and {more} more lines)" if more else after
+    before, after = _shown(old[a:b], new[c:d])
+    return before, f"{after} (and {more} more {'lines' if more > 1 else 'line'})" if more else after
 
 
-def _shown(rows: Sequence[str]) -> str:
-    text = rows[0].strip() if rows else ""
-    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+def _shown(old: Sequence[str], new: Sequence[str]) -> tuple[str, str]:
+    """The first line of each side, cut around the place where they begin to differ."""
+    before, after = (rows[0].strip() if rows else "" for rows in (old, new))
+    pairs = enumerate(zip(before, after, strict=False))
+    at = next((place for place, (a, b) in pairs if a != b), min(len(before), len(after)))
+    return _cut(before, at), _cut(after, at)
+
+
+def _cut(text: str, at: int) -> str:
+    if len(text) <= SHOWN:
+        return text
+    start = min(max(0, at - SHOWN // 2), len(text) - SHOWN)
+    end = start + SHOWN
+    return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"

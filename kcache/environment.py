@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
+from kcache import listing
 from kcache.digest import Digest, Part
+from kcache.listing import plain, shown
 
 Leaf = Callable[[Any], bytes]
 
@@ -44,7 +46,7 @@ def of_details(details: Any, leaf: Leaf, replaced: Iterable[str]) -> list[Part]:
     """One part per attribute of torch's details object, but for those in `replaced`.
 
     Settings (dictionaries with text keys) become readable, a line per setting, so that a
-    miss can name the one that differs.
+    miss can name the one that differs; so do plain values.
     """
     skip = frozenset(replaced)
     found = []
@@ -54,18 +56,15 @@ def of_details(details: Any, leaf: Leaf, replaced: Iterable[str]) -> list[Part]:
         if isinstance(value, Mapping) and value and all(isinstance(k, str) for k in value):
             found.append(settings_part(name, value, leaf))
         else:
-            found.append(Part(name, Digest.of(stable(value, leaf))))
+            text = shown(value).encode() if plain(value) else b""
+            found.append(Part(name, Digest.of(stable(value, leaf)), text))
     return found
 
 
 def settings_part(name: str, settings: Mapping[str, Any], leaf: Leaf) -> Part:
-    """A readable part with a line `setting digest-of-value value` for each setting."""
-    lines = []
-    for key, value in sorted(settings.items()):
-        encoded = stable(value, leaf)
-        shown = f"{value!r}" if value is None or type(value) in (bool, int, float, str) else type(value).__name__
-        lines.append(f"{key} {Digest.of(encoded).hex} {shown[:80]}")
-    return Part.of(name, "\n".join(lines), readable=True)
+    """A readable part with a line for each setting (`kcache.listing`)."""
+    rows = [(key, Digest.of(stable(value, leaf)), shown(value)) for key, value in sorted(settings.items())]
+    return Part.of(name, listing.settings(rows), readable=True)
 
 
 OPERATIONS = tuple(

@@ -8,6 +8,7 @@
     │  └─ NewerStore    the store was written by a newer kcache; it is left alone
     ├─ Damaged          one entry's bytes are not what was written; carries a reason
     │  └─ Refused       one entry is whole, but not tagged with the signing key in use
+    ├─ NotFound         no entry, or more than one, under the key that was asked for
     ├─ Opaque           a name that a program depends on could not be followed
     └─ ShapeError       torch or Triton does not look as a seam expects
 
@@ -85,6 +86,10 @@ class Opaque(KcacheError):
         self.where = where
         self.name = name
         self.why = why
+
+
+class NotFound(KcacheError):
+    """No entry stands under the key that was asked for, or more than one. The message says which."""
 
 
 class ShapeError(KcacheError):

@@ -14,9 +14,14 @@ def folder(digest: str) -> str:
     return base64.b32encode(bytes.fromhex(digest)).decode().rstrip("=")
 
 
-def key_of(folder: str, filename: str, *more: Part) -> Key:
-    """The store's key for a file, or the group with that file, in `folder` of Triton's cache."""
-    return Key.of([Part.of("layer", "triton"), Part.of("hash", folder), Part.of("file", filename), *more])
+def key_of(folder: str, filename: str) -> Key:
+    """The store's key for the group with the file `filename` in `folder` of Triton's cache."""
+    return Key.of(parts_of(folder, filename))
+
+
+def parts_of(folder: str, filename: str) -> list[Part]:
+    """The parts of that key."""
+    return [Part.of("layer", "triton"), Part.of("hash", folder), Part.of("file", filename, readable=True)]
 
 
 def pack(members: dict[str, bytes]) -> bytes:

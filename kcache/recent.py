@@ -1,7 +1,7 @@
 """The newest entries of each kind, so that the nearest one to a miss is found without a scan.
 
 A row of the table `recent` lists up to `KEPT` keys of one layer, newest last, that share a
-graph or a kernel's name or only the layer. Rows are functions of the part list, so they are
+part named in `SHARED`, or a kernel's name, or only the layer. Rows are functions of the part list, so they are
 taken away with it.
 """
 
@@ -14,14 +14,16 @@ from .digest import SIZE, Digest, Key
 
 TABLE = "recent"
 KEPT = 8
+SHARED = ("graph", "source", "text", "name")
+"""Parts that say what is compiled rather than how or where: graphs, generated code, a tuning result's name."""
 
 
 def rows_of(layer: str, parts: Iterable[tuple[str, Digest]]) -> list[bytes]:
     """Rows under which an entry with these parts (name, digest) stands; the most alike first."""
     found: list[str] = []
     for name, digest in parts:
-        if name == "graph":
-            found.insert(0, f"graph {digest.hex}")
+        if name in SHARED:
+            found.insert(0, f"{name} {digest.hex}")
         elif name.startswith("kernel "):
             found.append(f"kernel {name.split(' ', 2)[-1]}")
     return [Digest.of(f"{layer}\0{hint}".encode()).raw for hint in dict.fromkeys([*found, "any"])]

@@ -15,6 +15,7 @@ from typing import Any
 
 from kcache import link
 from kcache.constants import named
+from kcache.digest import Key, Part
 from kcache.errors import Opaque
 from kcache.imports import FIXED
 from kcache.literals import literal
@@ -77,6 +78,11 @@ class Recipe:
     def on(self, target: Target, digest: str) -> Recipe:
         """The same kernel for another target, asked for under `digest`."""
         return replace(self, target=target, hash=digest)
+
+
+def key_of(group: Key) -> Key:
+    """The store's key for the recipe of the `triton` entry `group`."""
+    return Key.of([Part.of("layer", "recipe"), Part.of("group", group.hex)])
 
 
 def of(

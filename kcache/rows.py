@@ -33,6 +33,8 @@ from .errors import Damaged
 from .units import MIB
 
 TABLES = ("index", "blobs", "refs", "parts", "runs", "counters", "leases", "access", "recent", "meta")
+LATER = ("recent",)
+"""Tables that stores of this format may lack: an index that is found empty then."""
 VARIANT = 16
 _COUNT = 4
 _MAX_COUNT = 2**32 - 1
@@ -83,6 +85,8 @@ class Transaction:
         self._tables = tables
 
     def get(self, table: str, row: bytes) -> bytes | None:
+        if table in LATER and table not in self._tables:
+            return None
         data: bytes | None = self._txn.get(row, None, self._tables[table])
         return data
 

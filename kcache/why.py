@@ -11,25 +11,37 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .diff import Difference, differences
-from .digest import Key, Part
+from .digest import Digest, Key, Part
 from .errors import Damaged
+from .listing import keyed
+from .recent import SHARED
 
 if TYPE_CHECKING:
+    from .counters import Stats
     from .store import Store
 
 REMEMBERED = 1000
 SHOWN = 3
 """Differences in one line of the log."""
+CODE = ("kernel", "function", "class", "operator", "pass", "table")
+"""First words of the parts that stand for code which a user can edit."""
+NOTHING = "no entry of this layer to compare with"
+SAME = "no part that is kept differs from those of the nearest entry"
+GUARDED = "stored, but under guards that do not hold here"
+UNKNOWN = "its key was made in another process, so its parts are not known"
 
 
 @dataclass(frozen=True)
 class Explained:
-    """One miss or bypass. `against` is the entry compared with; `reason` says what no comparison can."""
+    """One miss, bypass or result that was not stored.
+
+    `against` is the entry compared with; `reason` says what no comparison can.
+    """
 
     layer: str
     outcome: str
@@ -65,31 +77,66 @@ class Report(tuple[Explained, ...]):
     __repr__ = __str__
 
 
-def nearest(store: Store, layer: str, key: Key | None, parts: Sequence[Part], label: str = "") -> Explained:
+def nearest(
+    store: Store, stats: Stats, layer: str, key: Key | None, parts: Sequence[Part], label: str = ""
+) -> Explained:
     """What differs between `parts` and the nearest entry of `layer` other than `key` itself.
 
-    Raises `StoreError` if the store cannot be read; an entry whose part list is damaged is passed over.
+    Raises `StoreError` if the store cannot be read. What is damaged is passed over and counted in `stats`.
     """
+    if key is not None and (guards := [record.guards for _, record in store.variants(layer, key)]):
+        reason = f"{GUARDED}: {'; '.join(each or 'none' for each in guards[:SHOWN])}"
+        return Explained(layer, "miss", label, key, key, reason=reason)
+    if not parts:
+        return Explained(layer, "miss", label, key, reason=UNKNOWN)
+    against, differs = compared(store, stats, layer, key, parts)
+    reason = "" if differs else SAME if against else NOTHING
+    return Explained(layer, "miss", label, key, against, differs, reason)
+
+
+def compared(
+    store: Store, stats: Stats, layer: str, key: Key | None, parts: Sequence[Part]
+) -> tuple[Key | None, tuple[Difference, ...]]:
+    """The nearest entry of `layer` other than `key`, and what differs between its parts and `parts`.
+
+    Of entries with as many equal parts, one that differs in a kernel comes first: the same
+    launch of another kernel says more than another launch of the same kernel.
+    """
+    parts = keyed(parts)
     mine = {part.name: part.digest for part in parts}
-    best: tuple[int, Key, list[Part]] | None = None
+    best: tuple[tuple[int, bool], Key, list[Part]] | None = None
     for other in store.like(layer, parts):
-        if other == key:
-            return Explained(layer, "miss", label, key, other, reason="stored, but under guards that do not hold here")
         try:
-            theirs = store.part_names(layer, other)
-        except Damaged:
+            theirs = [] if other == key else keyed(store.part_names(layer, other))
+        except Damaged as damage:
+            stats.count(layer, "damaged", reason=f"parts: {damage.reason}")
             continue
-        score = sum(mine.get(part.name) == part.digest for part in theirs)
+        unequal = [part.name for part in theirs if mine.get(part.name) != part.digest]
+        score = len(theirs) - len(unequal), any(name.startswith("kernel ") for name in unequal)
         if theirs and (best is None or score > best[0]):
             best = score, other, theirs
     if best is None:
-        return Explained(layer, "miss", label, key, reason="no entry of this layer to compare with")
+        return None, ()
     _, other, theirs = best
+    found = differences([_with_text(store, stats, layer, part, mine) for part in theirs], parts)
+    return other, tuple(sorted(found, key=_rank))
+
+
+def _rank(difference: Difference) -> int:
+    """Code first, then what is made of it, then settings and inputs; last what one side lacks altogether."""
+    word = difference.chain[0].split(" ", 1)[0]
+    order = (CODE, SHARED)
+    return 3 if difference.only else next((n for n, words in enumerate(order) if word in words), 2)
+
+
+def _with_text(store: Store, stats: Stats, layer: str, part: Part, mine: Mapping[str, Digest]) -> Part:
+    if mine.get(part.name) == part.digest:
+        return part
     try:
-        full = [store.with_text(part) if mine.get(part.name) != part.digest else part for part in theirs]
-    except Damaged:
-        full = theirs
-    return Explained(layer, "miss", label, key, other, tuple(differences(full, parts)), "")
+        return store.with_text(part)
+    except Damaged as damage:
+        stats.count(layer, "damaged", reason=f"parts: {damage.reason}")
+        return part
 
 
 class Journal:
@@ -109,6 +156,11 @@ class Journal:
         """All that is held."""
         with self._lock:
             return Report(self._own())
+
+    def forget(self) -> None:
+        """Hold nothing."""
+        with self._lock:
+            self._own().clear()
 
     def _own(self) -> deque[Explained]:
         if self._pid != os.getpid():

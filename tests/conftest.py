@@ -18,7 +18,9 @@ def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Point every cache below `tmp_path`, set strict mode, and return kcache's directory."""
     store = tmp_path / "kcache"
     os.umask(0o022)  # a directory that its group may write to is refused
-    for name in ("KCACHE", "KCACHE_KEY_ENV", "KCACHE_LINK", "KCACHE_MAX_SIZE", "KCACHE_SIGNING_KEY"):
+    for name in (
+        "KCACHE", "KCACHE_KEY_ENV", "KCACHE_LINK", "KCACHE_LOG", "KCACHE_MAX_SIZE", "KCACHE_SIGNING_KEY",
+    ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("KCACHE_STRICT", "1")
     monkeypatch.setenv("KCACHE_DIR", str(store))

@@ -63,6 +63,7 @@ def test_key_env_is_a_sorted_set(monkeypatch):
         ("KCACHE_STRICT", "perhaps", "strict"),
         ("KCACHE_LINK", "always", "link"),
         ("KCACHE_DIR", "relative/path", "dir"),
+        ("KCACHE_LOG", "loud", "log"),
     ],
 )
 def test_error_names_setting_value_and_origin(monkeypatch, variable, value, name):

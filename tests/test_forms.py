@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 from torch._dynamo.utils import counters  # noqa: E402
 
 import kcache  # noqa: E402
-from kcache.hooks import lift  # noqa: E402
+from kcache.hooks import extern, lift  # noqa: E402
 
 PROGRAM = Path(__file__).parent / "programs" / "forms.py"
 EDITS = (
@@ -160,6 +160,42 @@ def test_an_object_of_torchs_in_a_graph_is_not_taken_for_a_function(on: None) ->
     assert not lift._function_is_covered(compiled_autograd.Op("validate_outputs", torch.mm, False))
     assert not lift._function_is_covered(unfollowed)
     assert lift._function_is_covered(followed)
+
+
+def test_code_that_calls_what_has_a_name_in_this_process_only_is_not_stored(on: None) -> None:
+    """Inductor's own functions are there in every process, and what is in `external_matmul` comes back by itself."""
+    from torch._inductor import config, select_algorithm
+
+    def only_here(a: Any, b: Any, *, out: Any) -> None:
+        torch.mm(b, a, out=out)
+
+    select_algorithm.ExternKernelChoice(only_here)
+    try:
+        assert extern.unsaid("def call(args):\n    extern_kernels.only_here(a, b, out=c)") == "only_here"
+        assert extern.unsaid("extern_kernels.mm(a, b, out=c)  # only_here") == ""
+        with config.patch(external_matmul=[only_here]):
+            assert extern.unsaid("extern_kernels.only_here(a, b, out=c)") == ""
+        before, x = kcache.stats(), torch.eye(4)
+
+        lowering = torch._inductor.lowering.lowerings[torch.ops.aten.mm.default]
+
+        def lower(a: Any, b: Any, *, layout: Any = None) -> Any:
+            from torch._inductor.kernel.mm import mm_args
+            from torch._inductor.select_algorithm import ExternKernelChoice
+
+            choice = ExternKernelChoice.lookup("only_here")
+            _, _, _, layout, a, b = mm_args(a, b, layout=layout)
+            return choice.bind((a, b), layout).output_node()
+
+        torch._inductor.lowering.lowerings[torch.ops.aten.mm.default] = lower
+        try:
+            torch.testing.assert_close(torch.compile(lambda a: a @ (a * 2))(x), x * 2)
+        finally:
+            torch._inductor.lowering.lowerings[torch.ops.aten.mm.default] = lowering
+        reasons = [reason for layer, what, reason in kcache.stats().since(before).reasons if what == "skipped"]
+        assert any("only_here" in reason for reason in reasons), kcache.stats().since(before).reasons
+    finally:
+        del select_algorithm.extern_kernels.only_here
 
 
 def test_torchs_answer_is_its_own_while_no_key_is_made(on: None) -> None:

@@ -84,3 +84,14 @@ def test_inductors_extension_of_a_kernel_is_linked_in_its_place(enabled: None, t
     )
     text = printed.text_of(kernel, lambda: STOCK, (None, extended))
     assert "libdevice.tanh(h(x))" in text and "def h(x):" in text and "extra" in text
+
+
+def test_the_linked_text_is_kept_beside_the_key(enabled: None, tmp_path: Path) -> None:
+    """Once a kernel, also where a graph holds it twice; nothing for one that was printed by Inductor."""
+    kernel = program(tmp_path, SAME_NAMES)
+    found = fingerprint(kernel)
+    parts = [Part("kernel 0 kern", found.digest), Part("kernel 1 kern", found.digest), Part("graph", Digest.of(b""))]
+    assert printed.texts([Part("kernel 0 kern", Digest.of(b"another"))]) == []
+    text_of(kernel)
+    (kept,) = printed.texts(parts)
+    assert (kept.name, kept.text.decode()) == ("linked kern", found.source)

@@ -20,6 +20,7 @@ from torch._inductor import codecache  # noqa: E402
 
 import kcache  # noqa: E402
 from kcache import group  # noqa: E402
+from kcache.digest import Key  # noqa: E402
 from kcache.hooks import guarded, session  # noqa: E402
 
 A, B = torch.randn(4, 4), torch.randn(4, 4)
@@ -228,7 +229,7 @@ def test_a_tuning_result_that_is_no_json_is_removed(tmp_path):
     from kcache.hooks import tune
 
     path = str(tmp_path / f"kernel{tune.SUFFIX}")
-    session.current().cache.put("tune", tune.key_of(path), b"{", guards=tune.PLAIN)
+    session.current().cache.put("tune", Key.of(tune.parts_of(path)), b"{", guards=tune.PLAIN)
     assert tune.best(path) is None
     assert errors() == [("tune", "entry does not load")]
     tune.keep(path, b'{"num_warps": 4}')

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Sequence
 from os import PathLike
 
-from kcache import why
+from kcache import logs
 from kcache.config import Settings
 from kcache.counters import CURRENT as STATS
 from kcache.counters import Snapshot
@@ -24,15 +24,15 @@ from kcache.errors import KcacheError, ShapeError, reason_of
 from kcache.hooks import session
 from kcache.hooks.patch import Patches
 
-log = logging.getLogger("kcache")
+logger = logging.getLogger("kcache")
 
 SEAMS = (
-    "host", "lift", "aot", "fx", "quarantine", "pool", "printed", "errors", "kernels", "triton", "variants", "worker",
-    "tune", "cpp", "code", "fresh",
+    "host", "lift", "aot", "fx", "quarantine", "pool", "extern", "printed", "errors", "kernels", "triton", "variants",
+    "timings", "worker", "tune", "cpp", "code", "fresh",
 )  # fmt: skip
 """In the order in which they are installed; `disable()` undoes them in the opposite order."""
 
-_NEED_TRITON = ("printed", "errors", "kernels", "triton", "variants", "worker")
+_NEED_TRITON = ("printed", "errors", "kernels", "triton", "variants", "timings", "worker")
 _lock = threading.RLock()
 _patches = Patches()
 
@@ -46,6 +46,7 @@ def enable(
     link: str | None = None,
     jobs: int | None = None,
     signing_key: str | None = None,
+    log: str | PathLike[str] | None = None,
 ) -> bool:
     """Switch kcache on for this process; call it before the first compile.
 
@@ -56,14 +57,9 @@ def enable(
     A second call changes nothing and returns True. Thread-safe.
     """
     given = {
-        "dir": dir,
-        "max_size": max_size,
-        "key_env": key_env,
-        "strict": strict,
-        "link": link,
-        "jobs": jobs,
-        "signing_key": signing_key,
-    }
+        "dir": dir, "max_size": max_size, "key_env": key_env, "strict": strict, "link": link, "jobs": jobs,
+        "signing_key": signing_key, "log": log,
+    }  # fmt: skip
     with _lock:
         if session.CURRENT is not None:
             return True
@@ -72,14 +68,16 @@ def enable(
             settings = Settings.load(**{name: value for name, value in given.items() if value is not None})
             if not settings.enabled:
                 return False
+            _patches.also(logs.attach(settings.log))
             from kcache.cache import Cache
 
             cache = Cache.open(settings, STATS)
         except KcacheError as error:
+            _patches.undo()
             if strict or (settings is not None and settings.strict):
                 raise
             STATS.count("host", "error", reason=f"not enabled: {reason_of(error)}")
-            log.warning("kcache is off: %s", error)
+            logger.warning("kcache is off: %s", error)
             return False
         session.CURRENT = session.Session(settings, cache, STATS)
         _install()
@@ -100,7 +98,7 @@ def _install() -> None:
         except Exception as error:
             session.current().trouble("host", f"seam {name} off", error)
     if refused:
-        log.warning("kcache: this torch or Triton has another shape than expected; off: %s", "; ".join(refused))
+        logger.warning("kcache: this torch or Triton has another shape than expected; off: %s", "; ".join(refused))
 
 
 def disable() -> None:
@@ -116,14 +114,6 @@ def disable() -> None:
 def _at_exit() -> None:
     if session.CURRENT is not None:
         session.CURRENT.close()
-
-
-def explain() -> why.Report:
-    """Why this process missed or bypassed: each with what differs from the nearest stored entry; prints well.
-
-    Holds the last `kcache.why.REMEMBERED`. Thread-safe; stays readable after `disable()`.
-    """
-    return why.CURRENT.report()
 
 
 def stats() -> Snapshot:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kcache.hooks import guarded, lift, session
+from kcache.hooks import guarded, lift, refused, session
 from kcache.hooks.guarded import Saving, parse
 from kcache.hooks.patch import Patches, require
 
@@ -37,7 +37,7 @@ def install(patches: Patches) -> None:
     key_of, save, try_load = module.autograd_cache_key, cache.save, cache.try_load
 
     def autograd_cache_key(*args: Any, **kwargs: Any) -> Any:
-        with lift.lifted():
+        with lift.lifted(), refused.noted("aot", args[0] if args else None):
             return key_of(*args, **kwargs)
 
     def _save(key: str, entry: Any, remote: bool) -> None:
@@ -50,6 +50,15 @@ def install(patches: Patches) -> None:
         finally:
             session.current().reraise()
 
+    result: Any = getattr(module, "GenericAOTAutogradResult", None)
+    if hasattr(result, "wrap_post_compile"):
+        wrap = result.wrap_post_compile
+
+        def wrap_post_compile(*args: Any, **kwargs: Any) -> Any:
+            with refused.noted("aot"):
+                return wrap(*args, **kwargs)
+
+        patches.replace(result, "wrap_post_compile", wrap_post_compile)
     patches.replace(module, "autograd_cache_key", autograd_cache_key, by_value=True)
     patches.replace(cache, "save", staticmethod(_save))
     patches.replace(cache, "try_load", staticmethod(_try_load))

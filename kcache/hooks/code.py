@@ -62,14 +62,15 @@ def sound(code: CodeType, text: str, path: str, error: Exception) -> CodeType | 
     whole = compile(text, path, "exec", dont_inherit=True)
     if whole == code:
         return None
-    session.current().spoiled("code", key_of(text), "", "entry fails when first used", error)
-    _keep(text, whole)
+    parts = parts_of(text)
+    session.current().spoiled("code", Key.of(parts), "", "entry fails when first used", error)
+    _keep(parts, whole)
     return whole
 
 
-def key_of(text: str) -> Key:
-    """Key of the module `text` under this Python."""
-    return Key.of([Part.of("layer", "code"), Part.of("text", text), Part.of("python", INTERPRETER)])
+def parts_of(text: str) -> list[Part]:
+    """What the code of the module `text` depends on."""
+    return [Part.of("layer", "code"), Part.of("text", text), Part.of("python", INTERPRETER, readable=True)]
 
 
 def code_of(text: str, path: str) -> CodeType:
@@ -77,9 +78,12 @@ def code_of(text: str, path: str) -> CodeType:
     if not session.caching():
         return compile(text, path, "exec", dont_inherit=True)
     active = session.current()
-    key = key_of(text)
+    parts = parts_of(text)
+    key = Key.of(parts)
     try:
         kept = active.cache.get("code", key)
+        if kept is None:
+            active.missed("code", key, parts)
     except Exception as error:
         active.trouble("code", "lookup failed", error)
         kept = None
@@ -89,14 +93,14 @@ def code_of(text: str, path: str) -> CodeType:
     except Exception as error:
         active.spoiled("code", key, "", "entry does not load", error)
     code = compile(text, path, "exec", dont_inherit=True)
-    _keep(text, code)
+    _keep(parts, code)
     return code
 
 
-def _keep(text: str, code: CodeType) -> None:
+def _keep(parts: list[Part], code: CodeType) -> None:
     active = session.current()
     try:
-        active.cache.put("code", key_of(text), marshal.dumps(placed(code, "<kcache>")))
+        active.cache.put("code", Key.of(parts), marshal.dumps(placed(code, "<kcache>")), parts=parts)
     except Exception as error:
         active.trouble("code", "save failed", error)
 

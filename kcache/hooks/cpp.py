@@ -10,6 +10,7 @@ that this process had loaded before.
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 import threading
@@ -46,20 +47,24 @@ def install(patches: Patches) -> None:
             seen.append(path)
         return load_library(cls, path, key)
 
+    @functools.wraps(load_async)  # its parameters are asked for below
     def _load_async(cls: Any, *args: Any, **kwargs: Any) -> Callable[[], Any]:
         if cls not in (base, bindings) or not session.caching():
             return load_async(cls, *args, **kwargs)  # type: ignore[no-any-return]
         active = session.current()
         try:
-            key = key_of(cls, args, kwargs)
+            parts = parts_of(cls, args, kwargs)
+            key = Key.of(parts)
             loaded = cls.cache.get(key.hex)
             if loaded is None:
                 loaded = found(cls, key)
+            if loaded is None:
+                active.missed("cpp", key, parts)
         except Exception as error:
             active.trouble("cpp", "lookup failed", error)
             return load_async(cls, *args, **kwargs)  # type: ignore[no-any-return]
         if loaded is None:
-            loaded = _storing(key, load_async(cls, *args, **kwargs))
+            loaded = _storing(key, parts, load_async(cls, *args, **kwargs))
         cls.cache[key.hex] = loaded
         added.append((cls, key.hex))
         return loaded  # type: ignore[no-any-return]
@@ -74,8 +79,8 @@ def install(patches: Patches) -> None:
     patches.also(forget)
 
 
-def key_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
-    """Key of the object that `cls.load_async(*args, **kwargs)` makes."""
+def parts_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Part]:
+    """What the object that `cls.load_async(*args, **kwargs)` makes depends on; their fold is its key."""
     import inspect
     import pickle
 
@@ -84,23 +89,23 @@ def key_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
 
     bound = inspect.signature(codecache.CppCodeCache.load_async).bind(*args, **kwargs)
     bound.apply_defaults()
-    asked = {k: v for k, v in bound.arguments.items() if k != "submit_fn"}
+    asked = {k: v for k, v in bound.arguments.items() if k not in ("submit_fn", "main_code")}
     every = config.save_config_portable(ignore_private_configs=False)
     settings = {k: v for k, v in every.items() if k.startswith(READ_BY_THE_BUILDER)}
     settings["cpp.cxx"] = host.compiler_identity()
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     flags = {str(k): v for k, v in capabilities.items() if isinstance(v, bool)}
     machine = {"capability": torch.backends.cpu.get_cpu_capability(), "arch": os.uname().machine, **flags}
-    return Key.of(
-        [
-            Part.of("layer", "cpp"),
-            Part.of("class", f"{cls.__qualname__} {sorted(cls.cpp_compile_command_flags.items())}"),  # type: ignore[attr-defined]
-            Part.of("torch", codecache.torch_key()),
-            settings_part("arguments", asked, pickle.dumps),
-            settings_part("inductor_config", settings, pickle.dumps),
-            settings_part("machine", machine, pickle.dumps),
-        ]
-    )
+    flavour = {"class": cls.__qualname__, **cls.cpp_compile_command_flags}  # type: ignore[attr-defined]
+    return [
+        Part.of("layer", "cpp"),
+        Part.of("source", bound.arguments["main_code"], readable=True),
+        Part.of("torch", codecache.torch_key()),
+        settings_part("class", flavour, pickle.dumps),
+        settings_part("arguments", asked, pickle.dumps),
+        settings_part("inductor_config", settings, pickle.dumps),
+        settings_part("machine", machine, pickle.dumps),
+    ]
 
 
 def found(cls: Any, key: Key) -> Callable[[], Any] | None:
@@ -127,7 +132,7 @@ def found(cls: Any, key: Key) -> Callable[[], Any] | None:
     return lambda: library
 
 
-def _storing(key: Key, load: Callable[[], Any]) -> Callable[[], Any]:
+def _storing(key: Key, parts: list[Part], load: Callable[[], Any]) -> Callable[[], Any]:
     """`load`, which also stores the object that it maps first."""
 
     def load_and_store() -> Any:
@@ -139,7 +144,7 @@ def _storing(key: Key, load: Callable[[], Any]) -> Callable[[], Any]:
         active = session.current()
         for path in paths or filter(None, [getattr(library, "__file__", None) or getattr(library, "_name", None)]):
             try:
-                active.cache.put("cpp", key, Path(path).read_bytes())
+                active.cache.put("cpp", key, Path(path).read_bytes(), parts=parts)
             except Exception as error:
                 active.trouble("cpp", "save failed", error)
         return library

@@ -9,22 +9,23 @@ argument sources of AOTAutograd by their positions, the C++ compiler's name by w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from kcache import environment, operators, tables
+from kcache import environment, listing, operators, tables
 from kcache.closure import fingerprint
 from kcache.digest import Digest, Part
-from kcache.errors import Opaque
-from kcache.graph import Canonical, canonical, owned_by_torch
-from kcache.hooks import lift, printed, session
+from kcache.graph import Canonical, canonical
+from kcache.hooks import configured, lift, printed, session
 from kcache.key import Description
 
 Leaf = Callable[[Any], bytes]
 
-REPLACED = ("gm", "aot_config", "user_defined_triton_source", "triton_kernel_source_codes", "inductor_config")
+REPLACED = (
+    "gm", "aot_config", "user_defined_triton_source", "triton_kernel_source_codes", "inductor_config", "example_inputs",
+)  # fmt: skip
 
 AOT_CONFIG_LEFT_OUT = frozenset(
     {
@@ -37,17 +38,12 @@ AOT_CONFIG_LEFT_OUT = frozenset(
 
 PER_COMPILE = frozenset(
     {
-        "example_inputs", "fx_kwargs", "inputs_to_check", "default_cuda_device_index", "cpp_runtime_thread_count",
+        "fx_kwargs", "inputs_to_check", "default_cuda_device_index", "cpp_runtime_thread_count",
         "var_to_hint_override", "cudagraph_override", "cudagraph_annotation",
         "region_activation_memory_budget", "saved_tensors_hooks_fx_wrap_cache_hashes", "sac_context_fn_hashes",
     }
 )  # fmt: skip
 """Attributes of a details object that belong to one graph and cannot be taken again without it."""
-
-PASSES = (
-    "pre_grad_custom_pass", "post_grad_custom_pre_pass", "post_grad_custom_post_pass", "joint_custom_pre_pass",
-    "joint_custom_post_pass", "_pre_fusion_custom_pass", "_post_fusion_custom_pass", "custom_partitioner_fn",
-)  # fmt: skip
 
 
 def describe(details: Any, leaf: Leaf, layer: str, compiler: Callable[[], str]) -> Description:
@@ -60,45 +56,40 @@ def describe(details: Any, leaf: Leaf, layer: str, compiler: Callable[[], str]) 
     graph = canonical(details.gm, leaf, keep_names=keep_names)
     classes = subclasses(details.example_inputs)
 
-    def live() -> list[Part]:
-        return [*code_parts(graph, classes), *pass_parts(), *tables.parts(), *environment.holes(_key_env(), leaf)]
+    def live(config: Mapping[str, Any]) -> list[Part]:
+        held = configured.code(config)
+        return [*code_parts(graph, classes), *held, *tables.parts(), *environment.holes(_key_env(), leaf)]
 
-    replaced: tuple[str, ...] = REPLACED
-    inputs = []
+    def again() -> list[Part]:
+        now = settings()
+        return [*environment.of_details(now, leaf, {*REPLACED, *PER_COMPILE}), configured.values(now, leaf, compiler),
+                *live(now.inductor_config)]  # fmt: skip
+
+    keyed = list(details.example_inputs)
     if layer == "aot":  # what a symbol is called goes back to the caller's argument names
-        replaced = (*REPLACED, "example_inputs")
-        by_position = symbols_by_position(details.example_inputs)
-        inputs = [Part("example_inputs", Digest.of(environment.stable(by_position, leaf)))]
+        keyed = symbols_by_position(keyed)
     fixed = [
-        *inputs,
+        inputs_part(details.example_inputs, keyed, leaf),
         Part("layer", Digest.of(layer.encode())),
         Part.of("graph", graph.text, readable=True),
-        *environment.of_details(details, leaf, replaced),
-        _inductor_config(details, leaf, compiler),
+        *environment.of_details(details, leaf, REPLACED),
+        configured.values(details, leaf, compiler),
     ]
     if graph.kernels:
         fixed.append(Part.of("link", printed.mode()))
     if assumed := assumptions():
         fixed.append(Part.of("assumptions", assumed, readable=True))
     if hasattr(details, "aot_config"):
-        fixed.append(Part("aot_config", Digest.of(environment.stable(aot_config(details.aot_config), leaf))))
-    return Description((*fixed, *live()), lambda: [*settings(leaf, compiler), *live()], label(graph))
+        fixed.append(environment.settings_part("aot_config", aot_config(details.aot_config), leaf))
+    return Description((*fixed, *live(details.inductor_config)), again, label(graph))
 
 
-def settings(leaf: Leaf, compiler: Callable[[], str]) -> list[Part]:
-    """Parts of the environment as they are now, under the names they have in a description."""
+def settings() -> Any:
+    """A details object of torch's for an empty graph: the settings as they are now."""
     from torch._inductor.codecache import FxGraphHashDetails
 
     with lift.lifted():
-        now = FxGraphHashDetails(torch.fx.GraphModule({}, torch.fx.Graph()), [], {}, [])
-    return [*environment.of_details(now, leaf, {*REPLACED, *PER_COMPILE}), _inductor_config(now, leaf, compiler)]
-
-
-def _inductor_config(details: Any, leaf: Leaf, compiler: Callable[[], str]) -> Part:
-    config = dict(details.inductor_config)
-    if "cpp.cxx" in config:
-        config["cpp.cxx"] = compiler()
-    return environment.settings_part("inductor_config", config, leaf)
+        return FxGraphHashDetails(torch.fx.GraphModule({}, torch.fx.Graph()), [], {}, [])
 
 
 def _key_env() -> Iterable[str]:
@@ -118,22 +109,6 @@ def code_parts(graph: Canonical, classes: Iterable[type]) -> list[Part]:
     return parts + operators.parts(reached)
 
 
-def pass_parts() -> list[Part]:
-    """Parts for the user's graph passes, by closure, beside the uuid that torch takes."""
-    parts = []
-    for name in PASSES:
-        configured = getattr(torch._inductor.config, name, None)
-        for position, each in enumerate(configured if isinstance(configured, (list, tuple)) else [configured]):
-            each = getattr(each, "function", each)  # what `lift` put around a plain function
-            if each is None or isinstance(each, str) or owned_by_torch(type(each)) and owned_by_torch(each):
-                continue
-            found = fingerprint(each)
-            if found.opaque:
-                raise Opaque(f"pass {name}", found.opaque[0].name, found.opaque[0].why)
-            parts.append(Part(f"pass {name} {position}", found.digest, found.listing))
-    return parts
-
-
 def subclasses(inputs: Iterable[Any]) -> list[type]:
     """Tensor subclasses among the inputs that are not torch's own; their dispatch code is traced into the graph."""
     found: dict[type, None] = {}
@@ -142,6 +117,30 @@ def subclasses(inputs: Iterable[Any]) -> list[type]:
             if type(value) is not torch.Tensor:
                 found[type(value)] = None
     return list(found)
+
+
+def inputs_part(inputs: Sequence[Any], keyed: Sequence[Any], leaf: Leaf) -> Part:
+    """The inputs, a line each: what a reader looks for, and a digest of all that counts, which is `keyed`."""
+    rows = [
+        (f"input[{number}]", Digest.of(environment.stable(value, leaf)), told(inputs[number]))
+        for number, value in enumerate(keyed)
+    ]
+    return Part.of("example_inputs", listing.settings(rows), readable=True)
+
+
+def told(value: Any) -> str:
+    """An input as a reader looks at it; nothing of it that is not in the key either."""
+    if not isinstance(value, torch.Tensor):
+        return listing.shown(value)
+    facts = {"shape": _sizes(value.shape), "dtype": value.dtype, "device": value.device.type}
+    if value.layout == torch.strided:
+        facts["stride"] = _sizes(value.stride())
+    return listing.fields({**facts, "requires_grad": value.requires_grad})
+
+
+def _sizes(sizes: Iterable[Any]) -> tuple[Any, ...]:
+    """Sizes without the names of symbols, which are the caller's."""
+    return tuple(size if type(size) is int else "?" for size in sizes)
 
 
 def symbols_by_position(inputs: Iterable[Any]) -> list[Any]:

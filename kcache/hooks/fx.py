@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kcache.hooks import guarded, lift
+from kcache.hooks import extern, guarded, lift, refused, session
 from kcache.hooks.guarded import Saving
 from kcache.hooks.patch import Patches, require
 
@@ -49,8 +49,12 @@ def install(patches: Patches) -> None:
             check(*args, **kwargs)
 
     def prepare_key(*args: Any, **kwargs: Any) -> Any:
+        before = session.told()
         with lift.lifted():
-            return prepare(*args, **kwargs)
+            found = prepare(*args, **kwargs)
+            if found[0] is None and before == session.told():
+                refused.note("fx", found[1].get("cache_bypass_reason", ""), args[0] if args else None)
+            return found
 
     patches.replace(cache, "prepare_key", staticmethod(prepare_key))
     patches.replace(cache, "_save_graph", staticmethod(_save_graph))
@@ -61,4 +65,6 @@ def _saving(graph: Any) -> Saving:
     bundle = graph._triton_bundle
     artifacts = [a for kernel in bundle.kernel_artifacts for a in kernel.artifacts] if bundle else []
     pieces = tuple(artifact.payload for artifact in artifacts)
-    return Saving(graph.guards_expr or "", graph._time_taken_ns or 0, pieces)
+    called = extern.unsaid(graph.source_code)
+    why = f"its code calls {called}, which has a name in this process only" if called else ""
+    return Saving(graph.guards_expr or "", graph._time_taken_ns or 0, pieces, refused=why)

@@ -28,6 +28,8 @@ from kcache.hooks.patch import Patches, require
 from kcache.key import Description, Descriptions
 
 DESCRIPTIONS = Descriptions()
+UNKNOWN = Description((), tuple)
+"""Of a key that another process made."""
 
 _local = threading.local()
 
@@ -40,6 +42,8 @@ class Saving:
     cost_ns: int
     pieces: tuple[bytes, ...] = ()
     links: tuple[tuple[str, Key], ...] = ()
+    refused: str = ""
+    """Why the entry must not be stored."""
 
 
 def parse(key: str) -> Key | None:
@@ -103,7 +107,8 @@ def install(patches: Patches, layer: str, owner: Any) -> None:
             stats = session.current().stats
             stats.count(layer, "hit" if local_hit else "miss")
             if not local_hit:
-                session.current().missed(layer, ours, DESCRIPTIONS.get(ours))
+                description = DESCRIPTIONS.get(ours) or UNKNOWN
+                session.current().missed(layer, ours, description.parts, description.label)
             else:
                 stats.saved(layer, getattr(_local, "cost_ns", 0))
         record(key, local_hit, local_miss, *args, **kwargs)
@@ -173,17 +178,20 @@ def save(layer: str, key: Key, content: bytes) -> None:
         saving = read() if read else _from_content(content)
         stale = changed(layer, description, saving)
         if stale:
-            active.stats.count(layer, "skipped", reason=f"changed while compiling: {', '.join(stale)}")
+            active.unstored(layer, f"changed while compiling: {', '.join(stale)}")
             return
         if description and (reasons := printed.unlinked(description.parts)):
-            active.stats.count(layer, "skipped", reason=f"not linked: {reasons[0]}")
+            active.unstored(layer, f"not linked: {reasons[0]}")
+            return
+        if saving.refused:
+            active.stats.count(layer, "skipped", reason=saving.refused)
             return
         active.cache.put(
             layer,
             key,
             content,
             guards=saving.guards,
-            parts=description.parts if description else (),
+            parts=(*description.parts, *printed.texts(description.parts)) if description else (),
             links=saving.links,
             label=description.label if description else "",
             cost_ns=saving.cost_ns,

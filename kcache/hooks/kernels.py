@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kcache import constants
+from kcache import constants, listing
 from kcache.closure import fingerprint
-from kcache.digest import Key, Part
+from kcache.digest import Digest, Key, Part
 from kcache.errors import Opaque
 from kcache.hooks import session
 from kcache.hooks.patch import Patches, require
@@ -39,6 +40,56 @@ class Asked:
     environment: dict[str, str]
     user: bool
     """Whether it is a kernel that the program itself launches."""
+
+    def parts(self) -> list[Part]:
+        """What the hash stands for, named, so that a miss can be explained; the hash itself is Triton's.
+
+        An IR file has no parts but its text's identity.
+        """
+        from triton.runtime.cache import triton_key
+
+        function = getattr(self.source, "fn", None)
+        if function is None:
+            return [Part.of("source", self.identity), *self._settings()]
+        name = str(self.source.name)
+        if self.user:
+            found = fingerprint(function)
+            kernel = Part(f"kernel 0 {name}", found.digest, found.listing)
+        else:  # printed by Inductor; its text is all of it
+            kernel = Part.of(f"kernel 0 {name}", function.src, readable=True)
+        return [kernel, *self._specialization(), *self._settings(), Part.of("triton", triton_key())]
+
+    def _specialization(self) -> list[Part]:
+        names = self.source.fn.arg_names
+
+        def spelled(path: Any) -> str:
+            head, *rest = path if isinstance(path, tuple) else (path,)
+            return ".".join([names[head] if isinstance(head, int) else str(head), *map(str, rest)])
+
+        attributes = {spelled(path): value for path, value in self.source.attrs.items()}
+        values = {spelled(path): getattr(value, "value", value) for path, value in self.source.constants.items()}
+        return [
+            _table("signature", {str(k): str(v) for k, v in self.source.signature.items()}),
+            _table("constants", values),
+            _table("attributes", attributes),
+        ]
+
+    def _settings(self) -> list[Part]:
+        target = self.backend.target
+        where = {"backend": target.backend, "arch": target.arch, "warp_size": target.warp_size}
+        return [
+            _table("target", {**where, "tools": self.backend.hash()}),
+            _table("options", self.options.__dict__, self.options.hash()),
+            _table("triton_environment", self.environment),
+        ]
+
+
+def _table(name: str, values: Mapping[str, Any], identity: str = "") -> Part:
+    """Settings as a part. `identity` stands for values that are not plain, such as the paths of libraries."""
+    told = listing.shown if identity else repr
+    rows = [(key, Digest.of(told(value).encode()), listing.shown(value)) for key, value in sorted(values.items())]
+    text = listing.settings(rows)
+    return Part(name, Digest.of(f"{text}\n{identity}".encode()), text.encode())
 
 
 GENERATED = "torch._inductor.runtime.compile_tasks."

@@ -35,12 +35,19 @@ KNOWN = frozenset(
 )
 """Functions of torch that later releases let through: pure calls whose arguments are in the graph."""
 
-PLAIN_CALLABLES = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, type)
+FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+PLAIN_CALLABLES = (*FUNCTIONS, types.BuiltinFunctionType, type)
 
-PASSES = (
-    "post_grad_custom_pre_pass", "post_grad_custom_post_pass", "joint_custom_pre_pass", "joint_custom_post_pass",
-)  # fmt: skip
-"""Settings of Inductor that hold graph passes and that torch wants a uuid for."""
+PASSES = {
+    "post_grad_custom_pre_pass": "CustomGraphPass",
+    "post_grad_custom_post_pass": "CustomGraphPass",
+    "joint_custom_pre_pass": "CustomGraphPass",
+    "joint_custom_post_pass": "CustomGraphPass",
+    "_fuse_ddp_communication_passes": "CustomGraphPass",
+    "_pre_fusion_custom_pass": "CustomSchedulerPass",
+    "_post_fusion_custom_pass": "CustomSchedulerPass",
+}
+"""Settings of Inductor that hold passes, and the class with a uuid that torch wants them to be of."""
 
 _active = threading.local()
 
@@ -55,7 +62,9 @@ def install(patches: Patches) -> None:
     require(autograd_cache, "check_node_safe", ("node",))
     require(autograd_cache, "_get_context_fn_cache_hash", ("context_fn",))
     cacheable, check = hop.cacheable, autograd_cache.check_node_safe
+    require(autograd_cache, "_get_custom_estimator_solver_uuids", ("autograd_config",))
     hash_of = autograd_cache._get_context_fn_cache_hash
+    uuids_of = autograd_cache._get_custom_estimator_solver_uuids
 
     def _cacheable(self: Any) -> bool:
         return bool(cacheable(self)) or (getattr(_active, "on", False) and self.name() in COVERED)
@@ -76,9 +85,26 @@ def install(patches: Patches) -> None:
             return None
         return "in the graph's text"
 
+    def _get_custom_estimator_solver_uuids(config: Any) -> Any:
+        """Functions for AOTAutograd's memory budget go by their closures; objects say their own uuid."""
+        names = ("activation_memory_budget_runtime_estimator", "activation_memory_budget_solver")
+        plain = {name: value for name in names if isinstance(value := getattr(config, name, None), FUNCTIONS)}
+        found = {name: by_closure(value) for name, value in plain.items()}
+        if not getattr(_active, "on", False) or not found or None in found.values():
+            return uuids_of(config)
+        with config.patch(dict.fromkeys(found, "default")):
+            return uuids_of(config), found
+
     patches.replace(autograd_cache, "_get_context_fn_cache_hash", _get_context_fn_cache_hash)
+    patches.replace(autograd_cache, "_get_custom_estimator_solver_uuids", _get_custom_estimator_solver_uuids)
     patches.replace(hop, "cacheable", _cacheable)
     patches.replace(autograd_cache, "check_node_safe", check_node_safe)
+
+
+def by_closure(function: Any) -> str | None:
+    """Stands for a uuid: the digest of a function's closure; None if it cannot be followed."""
+    found = fingerprint(function)
+    return None if found.opaque else found.digest.hex
 
 
 def _function_is_covered(target: Any) -> bool:
@@ -88,8 +114,9 @@ def _function_is_covered(target: Any) -> bool:
         return False  # an object of torch's that only looks like a function, as compiled autograd puts into its graphs
     try:
         followed(target)
-    except Opaque:
-        return False  # torch's own bypass is raised and counted
+    except Opaque as opaque:  # torch's own bypass is raised, and names less
+        session.current().bypass("aot", str(opaque))
+        return False
     return True
 
 
@@ -114,31 +141,34 @@ def passes_by_closure() -> Iterator[None]:
     if not found:
         yield
         return
-    with config.patch({name: _followed(value) for name, value in found.items()}):
+    with config.patch({name: _followed(value, PASSES[name]) for name, value in found.items()}):
         yield
 
 
 def _plain(configured: Any) -> bool:
     """Whether a plain function is among the passes in `configured`."""
     each = configured if isinstance(configured, (list, tuple)) else [configured]
-    return any(isinstance(one, (types.FunctionType, types.MethodType, functools.partial)) for one in each)
+    return any(isinstance(one, FUNCTIONS) for one in each)
 
 
-def _followed(configured: Any) -> Any:
-    from torch._inductor.custom_graph_pass import CustomGraphPass
+def _followed(configured: Any, wanted: str) -> Any:
+    from torch._inductor import custom_graph_pass
 
-    class Followed(CustomGraphPass):  # type: ignore[misc]
+    base: Any = getattr(custom_graph_pass, wanted, None)
+    if base is None:  # this torch refuses all but its own
+        return configured
+
+    class Followed(base):  # type: ignore[misc]
         """A pass with its closure for a uuid; one that cannot be followed has none, so torch refuses it."""
 
         def __init__(self, function: Any) -> None:
             self.function = function
 
-        def __call__(self, graph: Any) -> None:
-            self.function(graph)
+        def __call__(self, graph: Any) -> Any:
+            return self.function(graph)
 
         def uuid(self) -> Any:
-            found = fingerprint(self.function)
-            return None if found.opaque else found.digest.hex
+            return by_closure(self.function)
 
     if isinstance(configured, (list, tuple)):
         return type(configured)(Followed(one) if _plain(one) else one for one in configured)

@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from kcache import link
+from kcache import link, listing
 from kcache.closure import fingerprint
 from kcache.digest import Part
 from kcache.errors import Opaque
@@ -29,6 +29,9 @@ from kcache.hooks import errors, session
 from kcache.hooks.patch import Patches, require
 
 _local = threading.local()
+
+_linked: dict[str, str] = {}
+"""Linked text by digest, of the kernels that were compiled from it."""
 
 _unlinked: dict[str, str] = {}
 """Reason by digest, of the kernels that Inductor has printed in its own way."""
@@ -77,6 +80,8 @@ def text_of(kernel: Any, stock: Any, epilogue_fusion: tuple[Any, str] | None = N
         except Opaque as opaque:
             _unlinked[found.digest.hex] = str(opaque)
             return with_comment(stock(), f"kcache {found.digest.hex}")
+        if epilogue_fusion is None:
+            _linked[found.digest.hex] = linked.module
         mark = f"kcache {found.digest.hex}"
         errors.note(with_comment(linked.root, mark), linked.origins)
         return f"# from {linked.origin}\n{with_comment(linked.body, mark)}"
@@ -89,6 +94,12 @@ def unlinked(parts: Iterable[Part]) -> list[str]:
     """Reasons why kernels among these parts of a key were not compiled from their linked text."""
     digests = [part.digest.hex for part in parts if part.name.startswith("kernel ")]
     return [_unlinked[digest] for digest in digests if digest in _unlinked]
+
+
+def texts(parts: Iterable[Part]) -> list[Part]:
+    """The linked texts of the kernels among these parts of a key, to be kept beside it."""
+    kernels = {part.name.split(" ", 2)[2]: part.digest.hex for part in parts if part.name.startswith("kernel ")}
+    return [listing.linked(name, _linked[digest]) for name, digest in kernels.items() if digest in _linked]
 
 
 def mode() -> str:

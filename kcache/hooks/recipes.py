@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from kcache import recipe
-from kcache.digest import Key, Part
+from kcache.digest import Key
 from kcache.errors import Opaque
 from kcache.hooks import session
 from kcache.hooks.kernels import Asked
@@ -22,8 +22,7 @@ def keep(asked: Asked, group: Key) -> None:
     active = session.current()
     try:
         made = of(asked)
-        head = [Part.of("layer", "recipe"), Part.of("group", group.hex)]
-        active.cache.put("recipe", Key.of(head), made.dumps(), label=made.name, pieces=(made.text.encode(),))
+        active.cache.put("recipe", recipe.key_of(group), made.dumps(), label=made.name, pieces=(made.text.encode(),))
     except Opaque as opaque:
         active.bypass("recipe", str(opaque))
     except Exception as error:

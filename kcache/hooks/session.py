@@ -12,14 +12,13 @@ import contextlib
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kcache import why
 from kcache.cache import Cache
 from kcache.config import Settings
 from kcache.counters import Stats
-from kcache.digest import Key
-from kcache.key import Description
+from kcache.digest import Key, Part
 
 log = logging.getLogger("kcache")
 
@@ -52,6 +51,7 @@ class Session:
     def trouble(self, layer: str, reason: str, error: BaseException) -> None:
         """Count `error` under `reason`, warn if it is the first, and keep it for `reraise` when strict."""
         self.stats.count(layer, "error", reason=reason)
+        _tell()
         with self._lock:
             first, self._warned = not self._warned, True
             if self.settings.strict and self._pending is None:
@@ -71,13 +71,18 @@ class Session:
     def bypass(self, layer: str, reason: str) -> None:
         """Count a bypass and say why, one line each."""
         self.stats.count(layer, "bypass", reason=reason)
+        _tell()
         self._note(why.Explained(layer, "bypass", reason=reason))
 
-    def missed(self, layer: str, key: Key, description: Description | None) -> None:
-        """Say why `key` missed, one line in the log; the whole of it in `kcache.explain()`."""
+    def unstored(self, layer: str, reason: str) -> None:
+        """Count what was compiled and is not kept, and say why: the next run will miss it."""
+        self.stats.count(layer, "skipped", reason=reason)
+        self._note(why.Explained(layer, "not stored", reason=reason))
+
+    def missed(self, layer: str, key: Key, parts: Sequence[Part], label: str = "") -> None:
+        """Say why `key`, which `parts` describe, missed: one line in the log, the whole of it in `kcache.explain()`."""
         try:
-            parts = description.parts if description else ()
-            self._note(why.nearest(self.cache.store, layer, key, parts, description.label if description else ""))
+            self._note(why.nearest(self.cache.store, self.stats, layer, key, parts, label))
         except Exception as error:
             self.trouble(layer, "no explanation", error)
 
@@ -100,6 +105,18 @@ class Session:
 
 CURRENT: Session | None = None
 """The session between `enable()` and `disable()`, else None."""
+
+
+_local = threading.local()
+
+
+def told() -> int:
+    """How many bypasses and exceptions this thread has reported; tells whether what torch gives up on is known."""
+    return getattr(_local, "told", 0)
+
+
+def _tell() -> None:
+    _local.told = told() + 1
 
 
 def caching() -> bool:

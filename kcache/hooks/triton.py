@@ -89,6 +89,7 @@ class Manager(FileCacheManager):  # type: ignore[misc]
             return found  # type: ignore[no-any-return]
         if (made := variants.arrived(self._asked.hash)) is not None:
             session.current().stats.count("triton", "miss", reason="compiled in a worker")
+            self._missed(filename)
             self.put_group(filename, {name: super(Manager, self).put(data, name) for name, data in made.items()})
             return super().get_group(filename)  # type: ignore[no-any-return]
         self._materialise(filename)
@@ -119,6 +120,7 @@ class Manager(FileCacheManager):  # type: ignore[misc]
         try:
             value = active.cache.get("triton", _key_of(self.key, filename))
             if value is None:
+                self._missed(filename)
                 return
             try:
                 members = group.unpack(value)
@@ -133,12 +135,21 @@ class Manager(FileCacheManager):  # type: ignore[misc]
         except Exception as error:
             active.trouble("triton", "artifacts cannot be written out", error)
 
+    def _missed(self, filename: str) -> None:
+        key = _key_of(self.key, filename)
+        session.current().missed("triton", key, self._parts(filename), Path(filename).stem)
+
+    def _parts(self, filename: str) -> list[Part]:
+        if _is_module(filename) or self._asked is None:
+            return _module_parts(self.key, filename)
+        return self._asked.parts()
+
     def _store(self, filename: str, members: dict[str, bytes]) -> None:
         active = session.current()
         try:
-            label = Path(filename).stem
+            label, key, parts = Path(filename).stem, _key_of(self.key, filename), self._parts(filename)
             value, pieces = group.pack(members), tuple(members.values())
-            active.cache.put("triton", _key_of(self.key, filename), value, label=label, pieces=pieces)
+            active.cache.put("triton", key, value, label=label, pieces=pieces, parts=parts)
         except Exception as error:
             active.trouble("triton", "save failed", error)
 
@@ -146,9 +157,13 @@ class Manager(FileCacheManager):  # type: ignore[misc]
 def _key_of(folder: str, filename: str) -> Key:
     if not _is_module(filename):
         return group.key_of(folder, filename)
+    return Key.of(_module_parts(folder, filename))
+
+
+def _module_parts(folder: str, filename: str) -> list[Part]:
     # Triton's key of a C module names neither libc nor Python
     built = f"{sys.implementation.cache_tag} {platform.libc_ver()} {platform.machine()}"
-    return group.key_of(folder, filename, Part.of("built for", built))
+    return [*group.parts_of(folder, filename), Part.of("built for", built, readable=True)]
 
 
 def _is_module(filename: str) -> bool:

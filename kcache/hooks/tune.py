@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from typing import Any
 
 from kcache.digest import Key, Part
-from kcache.environment import device
+from kcache.environment import device, settings_part
 from kcache.hooks import session
 from kcache.hooks.patch import Patches, require
 
@@ -52,10 +53,13 @@ def best(path: str) -> bytes | None:
     """The stored result for the file at `path`, or None."""
     active = session.current()
     try:
-        key = key_of(path)
+        parts = parts_of(path)
+        key = Key.of(parts)
         found = {c.guards: c for c in active.cache.candidates("tune", key)}
         chosen = found.get(DESCENT) or found.get(PLAIN)
         active.stats.count("tune", "miss" if chosen is None else "hit")
+        if chosen is None:
+            active.missed("tune", key, parts)
         data = None if chosen is None else chosen.load()
     except Exception as error:
         active.trouble("tune", "lookup failed", error)
@@ -74,22 +78,20 @@ def keep(path: str, data: bytes) -> None:
     active = session.current()
     try:
         descent = json.loads(data).get("found_by_coordesc")
-        active.cache.put("tune", key_of(path), data, guards=DESCENT if descent else PLAIN)
+        parts = parts_of(path)
+        active.cache.put("tune", Key.of(parts), data, guards=DESCENT if descent else PLAIN, parts=parts)
     except Exception as error:
         active.trouble("tune", "save failed", error)
 
 
-def key_of(path: str) -> Key:
-    """Key of a tuning result: torch's name for it, and the device and back end it was measured on."""
+def parts_of(path: str) -> list[Part]:
+    """What a tuning result depends on: torch's name for it, and the device and back end it was measured on."""
     from torch.utils._triton import has_triton, triton_hash_with_backend
 
     backend = triton_hash_with_backend() if has_triton() else ""
-    where = json.dumps(device(), sort_keys=True)
-    return Key.of(
-        [
-            Part.of("layer", "tune"),
-            Part.of("name", os.path.basename(path)),
-            Part.of("device", where),
-            Part.of("backend", backend),
-        ]
-    )
+    return [
+        Part.of("layer", "tune"),
+        Part.of("name", os.path.basename(path).removesuffix(SUFFIX), readable=True),
+        settings_part("device", device(), pickle.dumps),
+        Part.of("backend", backend),
+    ]

@@ -52,6 +52,7 @@ def compile_triton(theirs: Callable[..., Any], given: dict[str, Any], known: err
 def _session(given: dict[str, Any]) -> session.Session | None:
     """The session of this worker, made at its first task."""
     if session.CURRENT is None:
+        from kcache import logs
         from kcache.cache import Cache
         from kcache.config import Settings
         from kcache.counters import Stats
@@ -60,6 +61,7 @@ def _session(given: dict[str, Any]) -> session.Session | None:
 
         settings = Settings(**given)
         try:
+            logs.attach(settings.log)
             stats = Stats()
             session.CURRENT = session.Session(settings, Cache.open(settings, stats, keep_runs=False), stats)
             kernels.install(_patches)

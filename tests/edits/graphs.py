@@ -154,3 +154,73 @@ atom("shape of an input", "def inputs(x, y):\n    return x[:<k>], y\ndef step(x,
 atom("strides of an input", "def inputs(x, y):\n    return x<k>, y\ndef step(x, y):\n    return x @ y\ndef expect(x, y):\n    return x<k> @ y\n", "", ".T")
 atom("dtype of an input", "def inputs(x, y):\n    return x<k>, y<k>\ndef step(x, y):\n    return x @ y\ndef expect(x, y):\n    return x<k> @ y<k>\n", "", ".double()")
 atom("input that requires a gradient", "def inputs(x, y):\n    return x.clone()<k>, y\ndef step(x, y):\n    return x @ y\ndef value(r):\n    return r.detach()\ndef expect(x, y):\n    return x @ y\n", "", ".requires_grad_()")
+
+JOINT = """
+def swap(graph, inputs):<c>
+    for node in graph.graph.nodes:
+        if node.target is torch.ops.aten.mm.default:
+            node.args = node.args[::<k>]
+    return graph
+torch._functorch.config.joint_custom_pass = swap
+GRAD = True
+def step(x, y):
+    return x @ y
+def expect(x, y):
+    return torch.ones_like(x) @ y.T if <k> == 1 else y.T @ torch.ones_like(x)
+"""
+"""A pass of AOTAutograd's, which torch leaves out of its key."""
+program("joint_custom_pass", SEMANTIC, JOINT, {"k": "-1", "c": ""}, {"k": "1", "c": ""})
+program("joint_custom_pass commented", NEUTRAL, JOINT, {"k": "-1", "c": ""}, {"k": "-1", "c": "  # swap"})
+
+SETTING = """
+def chosen(*args):<c>
+    return <k>
+torch._inductor.config.<name> = <value>
+def step(x, y):
+    return x @ y + 1
+def expect(x, y):
+    return x @ y + 1
+"""
+"""What it answers changes no value here; it must count all the same."""
+for name, value, one, two in (
+    ("_pre_fusion_custom_pass", "chosen", "args[0]", "list(args[0])"),
+    ("_post_fusion_custom_pass", "chosen", "args[0]", "list(args[0])"),
+    ("_fuse_ddp_communication_passes", "[chosen]", "None", "0"),
+    ("estimate_op_runtime", "chosen", "1.0", "2.0"),
+):
+    S0 = {"name": name, "value": value, "k": one, "c": ""}
+    program(f"function in {name}", SEMANTIC, SETTING, S0, {**S0, "k": two})
+    program(f"function in {name}, commented", NEUTRAL, SETTING, S0, {**S0, "c": "  # a choice"})
+for name, one, two in (("_micro_pipeline_tp", "False", "True"), ("_use_fp64_for_unbacked_floats", "True", "False")):
+    S0 = {"name": name, "k": "None", "c": ""}
+    program(f"private setting {name}", SEMANTIC, SETTING, {**S0, "value": one}, {**S0, "value": two})
+
+MATMUL = """
+def <name>(a, b, *, out):<c>
+    torch.mul(a.mm(b), <k>, out=out)
+torch._inductor.config.external_matmul = [<name>]
+OPTIONS = {"options": {"max_autotune_gemm": True, "max_autotune_gemm_backends": ""}}
+def step(x, y):
+    return x @ y + 1
+def expect(x, y):
+    return (x @ y) * <k> + 1
+"""
+"""No other way to make a product is left to Inductor."""
+M0 = {"name": "product", "k": "1", "c": ""}
+program("function for products", SEMANTIC, MATMUL, M0, {**M0, "k": "2"})
+M0 = {"name": "another_product", "k": "1", "c": ""}
+program("function for products, commented", NEUTRAL, MATMUL, M0, {**M0, "c": "  # times"})
+
+BUDGET = """
+def cost(node):<c>
+    return <k>
+torch._functorch.config.activation_memory_budget = 0.5
+torch._functorch.config.activation_memory_budget_runtime_estimator = cost
+GRAD = True
+def step(x, y):
+    return torch.sin(x @ y) @ y
+def expect(x, y):
+    return (torch.cos(x @ y) * (torch.ones_like(x) @ y.T)) @ y.T
+"""
+program("function that estimates", SEMANTIC, BUDGET, {"k": "1.0", "c": ""}, {"k": "2.0", "c": ""})
+program("function that estimates, commented", NEUTRAL, BUDGET, {"k": "1.0", "c": ""}, {"k": "1.0", "c": "  # one"})

@@ -26,15 +26,15 @@ import torch._inductor.config as inductor
 from torch._inductor.compile_fx import compile_fx
 
 import kcache
-from kcache.hooks import guarded
-from kcache.hooks.describe import PASSES
+from kcache.hooks import configured, guarded
+from kcache.hooks.configured import AUTOGRAD, PASSES
 from kcache.key import Description, Descriptions
 from tests.edits import load
 
 MODULES = ("entry.py", "op.py", "kern.py", "hlp.py", "cfg.py", "other.py", "second.py")
 """Every file that a program may consist of."""
 
-SET = (*PASSES, "fallback_random")
+SET = (*PASSES, *configured.private(), "fallback_random", "estimate_op_runtime", "external_matmul")
 """Every setting of Inductor's that a program may change; `save_config` leaves passes out."""
 
 
@@ -43,7 +43,9 @@ def loaded(folder: Path) -> Iterator[Any]:
     """The module `entry` in `folder`; afterwards its operators are gone and Inductor's settings are as before."""
     torch._dynamo.reset()
     try:
-        with inductor.patch({name: getattr(inductor, name) for name in SET if hasattr(inductor, name)}):
+        with contextlib.ExitStack() as stack:
+            for config, names in ((inductor, SET), (torch._functorch.config, (*AUTOGRAD, "activation_memory_budget"))):
+                stack.enter_context(config.patch({name: getattr(config, name) for name in names if hasattr(config, name)}))
             yield load(folder, MODULES, "entry")
     finally:
         for name in MODULES:
