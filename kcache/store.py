@@ -16,9 +16,14 @@ for `metasync=False`, which leaves the sync of that page to the next commit. The
 be lost; everything before it survives and the file stays sound. It costs one `fdatasync` a
 batch, in the background. `sync=False` would be faster and can lose the file, so it is not used.
 
-Fork: `fork()` waits until no transaction is open in this process. The child lets go of its
-copy of the environment, which then only unmaps memory and closes descriptors of the child's
-own, and opens the store anew at its first access.
+Fork: `fork()` waits until no transaction is open in this process, at most `gate.FORK_WAIT`
+seconds. The child lets go of its copy of the environment, which then only unmaps memory and closes
+descriptors of the child's own, and opens the store anew at its first access. A child forked from
+inside a transaction, which nothing in kcache does, has no store: reason `fork`.
+
+Opening: a store is looked at and opened while nobody sets it aside (`place.kept`), so what is opened
+by its path is of one store. It takes its turn to write for a moment; where that does not come,
+`Cache.open` opens the store to read, as it does where it cannot be written.
 
 Size: the map is as large as `max_size`, so the file cannot outgrow it. Freed pages are reused
 but a file does not shrink by itself (`kcache compact`), and freed room is in pieces; therefore
@@ -30,6 +35,11 @@ was written is refused by its checksum. LMDB's own pages carry none: a bit that 
 is noticed only where it makes no sense. A file cut short is noticed when it is opened; one cut
 short *while* a process has it open ends that process at its next access (SIGBUS), which no
 reader of a mapped file can prevent. Nothing of kcache's shortens a file in use.
+
+Refusals of the system: a write that finds no room, or is past a limit, is skipped under its reason,
+and what was stored stays. Where LMDB then gives its environment up, it is opened anew.
+
+`tests/processes` and `tests/faults` show all of this; `make faults` at full numbers.
 
 Strangers: with a signing key, every record that is written carries a tag of it, and one without is
 dropped like damage, before it is parsed (`entry`; SECURITY.md says what that promises).
@@ -63,6 +73,8 @@ from .units import GIB
 TOUCH_EVERY_NS = 3600 * 10**9
 """Access times are no finer than an hour: a hit must not cost a write."""
 BATCH_ROWS = 256
+AGAIN_AFTER = 30.0
+"""Seconds after which a forked child that could not open the store tries again: each try may wait for its turn."""
 _ATTEMPTS = 3
 """How often opening is tried again after a damaged file was set aside, by this process or another."""
 
@@ -96,6 +108,7 @@ class Store:
         self._signing_key = signing_key
         self._database: Database | None = None
         self._closed = False
+        self._refused: tuple[float, StoreError] | None = None
 
     @classmethod
     def open(
@@ -137,20 +150,28 @@ class Store:
 
     def _attach(self) -> Database:
         with database.gate.lock:
-            for last in (*[False] * _ATTEMPTS, True):
-                home = self.home
-                with place.kept(self.root):
-                    place.prepare(self.root, database.make, create=self._create, readonly=self.readonly)
-                    file = place.identity(home)
-                    try:
-                        self._database = database.acquire(home, self.max_size, readonly=self.readonly)
-                        return self._database
-                    except Unreadable:
-                        if last or self.readonly:
-                            raise
-                self._set_aside(home, file)
-                self._create = True
-            raise AssertionError("unreachable")
+            if self._refused and time.monotonic() < self._refused[0]:
+                raise StoreError(str(self._refused[1]), reason=self._refused[1].reason)
+            try:
+                self._database, self._refused = self._opened(), None
+            except StoreError as error:
+                self._refused = time.monotonic() + AGAIN_AFTER, error
+                raise
+            return self._database
+
+    def _opened(self) -> Database:
+        for last in (*[False] * _ATTEMPTS, True):
+            with place.kept(self.root):
+                home = place.prepare(self.root, database.make, create=self._create, readonly=self.readonly)
+                file = place.identity(home)
+                try:
+                    return database.acquire(home, self.max_size, readonly=self.readonly)
+                except Unreadable:
+                    if last or self.readonly:
+                        raise
+            self._set_aside(home, file)
+            self._create = True
+        raise AssertionError("unreachable")
 
     def _set_aside(self, home: Path, file: tuple[int, int] | None) -> None:
         try:

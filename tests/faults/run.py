@@ -94,7 +94,8 @@ def shown(name: str) -> dict[str, Any]:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=MEMORY if in_memory and os.access(MEMORY, os.W_OK) else None) as folder:
         figures = show(folder)
-    found = {**figures.to_dict(), "seconds": round(time.monotonic() - began, 1)}
+    day = datetime.date.today().isoformat()
+    found = {"date": day, **figures.to_dict(), "seconds": round(time.monotonic() - began, 1)}
     print(f"{name}: {'FAULTS' if found['faults'] else 'no fault'} in {found['seconds']} s", flush=True)
     print(json.dumps(found, indent=1), flush=True)
     return found
@@ -117,7 +118,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SHOWS)}; all without one")
     parser.add_argument("--jobs", type=int, default=1, help="how many shows at once, the crowd excepted")
-    parser.add_argument("--json", type=Path, help="where to keep the figures")
+    parser.add_argument("--json", type=Path, help="where to keep the figures; other shows in it stay")
     given = parser.parse_args()
     if unknown := set(given.names) - set(SHOWS):
         parser.error(f"there is no show {sorted(unknown)}")
@@ -129,8 +130,9 @@ def main() -> int:
         others = [name for name in names if name != "crowd"]
         found |= dict(zip(others, pool.map(shown, others), strict=True))
     if given.json:
-        head = {"command": "python -m tests.faults.run", "date": datetime.date.today().isoformat()}
-        given.json.write_text(json.dumps({**head, "versions": versions(), "shows": found}, indent=1) + "\n")
+        kept = json.loads(given.json.read_text())["shows"] if given.names and given.json.exists() else {}
+        head = {"command": "python -m tests.faults.run", "versions": versions()}
+        given.json.write_text(json.dumps({**head, "shows": {**kept, **found}}, indent=1) + "\n")
     return int(any(one["faults"] for one in found.values()))
 
 

@@ -28,6 +28,7 @@ MAX_SIZE = 256 * MIB
 OLD = 20
 """Entries that are there from the beginning."""
 PATIENCE = 20
+BUSY = 9
 CHILD = 1_000_000
 """Added to the numbers of what children store."""
 
@@ -58,12 +59,16 @@ def ended(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def outcome(figures: Figures, name: str, code: int) -> None:
+def outcome(figures: Figures, name: str, code: int) -> bool:
+    """Count how a child ended. Returns whether it stored its entry; one that had no turn says `busy` and has not."""
     figures.counts[name] += 1
-    if code == -signal.SIGALRM:
+    if code == BUSY:
+        figures.counts[f"{name}: busy"] += 1
+    elif code == -signal.SIGALRM:
         figures.faults[f"{name}: hangs"] += 1
     elif code:
         figures.faults[f"{name}: ended with {code}"] += 1
+    return code == 0
 
 
 def beside(folder: str, times: int = 1000) -> Figures:
@@ -71,6 +76,7 @@ def beside(folder: str, times: int = 1000) -> Figures:
     figures = Figures()
     root = Path(folder) / "beside"
     begun = threading.Semaphore(0)
+    stored: list[int] = []
 
     with cached(root) as cache:
 
@@ -92,9 +98,10 @@ def beside(folder: str, times: int = 1000) -> Figures:
             began = time.monotonic()
             pid = entries.forked(lambda: _in_child(cache, n))  # noqa: B023
             figures.largest("longest_fork_s", time.monotonic() - began)
-            outcome(figures, "forks beside a write transaction", ended(pid))
+            if outcome(figures, "forks beside a write transaction", ended(pid)):
+                stored.append(n)
         thread.join()
-        _rows_and_entries(cache, times, figures)
+        _rows_and_entries(cache, times, stored, figures)
     return _audited(root, figures)
 
 
@@ -120,7 +127,7 @@ def inside(folder: str, times: int = 1000) -> Figures:
                 txn.put("leases", b"after %d" % n, b"1")
             outcome(figures, "forks from within a write transaction", ended(pid))
             figures.faults["parent cannot write"] += store.write([entries.draft(CHILD + n)]) != [""]
-        _rows_and_entries(cache, times, figures)
+        _rows_and_entries(cache, times, list(range(times)), figures)
     return _audited(root, figures)
 
 
@@ -132,10 +139,10 @@ REFUSED = {
 """What a child counts that was forked from within a transaction."""
 
 
-def _rows_and_entries(cache: Cache, times: int, figures: Figures) -> None:
+def _rows_and_entries(cache: Cache, times: int, stored: list[int], figures: Figures) -> None:
     with cache.store.transaction() as txn:
         figures.faults["rows of the parent lost"] += 2 * times - len(list(txn.rows("leases", b"")))
-    figures.faults["entries lost"] += sum(not right(cache, CHILD + n) for n in range(times))
+    figures.faults["entries lost"] += sum(not right(cache, CHILD + n) for n in stored)
 
 
 def threads(folder: str, times: int = 300) -> Figures:
@@ -144,6 +151,7 @@ def threads(folder: str, times: int = 300) -> Figures:
     root = Path(folder) / "threads"
     stop = threading.Event()
     wrong: list[str] = []
+    stored: list[int] = []
     with cached(root) as cache:
 
         def reader() -> None:
@@ -166,13 +174,14 @@ def threads(folder: str, times: int = 300) -> Figures:
                 began = time.monotonic()
                 pid = entries.forked(lambda: _in_child(cache, n))  # noqa: B023
                 figures.largest("longest_fork_s", time.monotonic() - began)
-                outcome(figures, "forks beside threads", ended(pid))
+                if outcome(figures, "forks beside threads", ended(pid)):
+                    stored.append(n)
         finally:
             stop.set()
             for worker in workers:
                 worker.join()
         figures.faults["wrong in the parent"] += len(wrong)
-        figures.faults["entries of children lost"] += sum(not right(cache, CHILD + n) for n in range(times))
+        figures.faults["entries of children lost"] += sum(not right(cache, CHILD + n) for n in stored)
     return _audited(root, figures)
 
 
@@ -182,7 +191,10 @@ def _in_child(cache: Cache, n: int) -> int:
     if not right(cache, n % OLD) or not right(cache, CHILD + n):
         return 2
     cache.flush()
-    return 0 if cache.stats.snapshot().total("stored") == 1 else 3
+    counted = cache.stats.snapshot()
+    if (entries.layer(CHILD + n), "error", "write: busy") in counted.reasons:
+        return BUSY
+    return 0 if counted.total("stored") == 1 else 3
 
 
 def pool(folder: str, workers: int = 16, tasks: int = 160) -> Figures:

@@ -11,7 +11,8 @@ from tests.faults import host
 def test_forks_of_a_busy_process_harm_neither_side(tmp_path, show, times):
     figures = host.call(f"tests.processes.forks:{show}", str(tmp_path), times)
     assert figures.whole, figures.to_dict()
-    assert sum(figures.counts.values()) == times
+    busy = sum(n for name, n in figures.counts.items() if name.endswith("busy"))
+    assert sum(figures.counts.values()) - busy == times > 2 * busy
 
 
 def test_spawned_pool_shares_the_store(tmp_path):
