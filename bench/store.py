@@ -1,4 +1,4 @@
-"""What the store costs: `python bench/store.py --json FILE [--runs 3]`, beside diskcache, zict's LMDB and plain files.
+"""What the store costs: `python bench/store.py --json FILE [--runs 5]`, beside diskcache, zict's LMDB and plain files.
 
 Each side fills a directory in one process and reads it in another; the sides take turns. Entries
 are what a compile leaves behind: Python text and machine code, cut from the installed torch.
@@ -202,7 +202,7 @@ def figures(runs: list[dict[str, Any]]) -> dict[str, float]:
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--runs", type=int, default=3)
+    arguments.add_argument("--runs", type=int, default=5)
     arguments.add_argument("--json", type=Path)
     arguments.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     given = arguments.parse_args()

@@ -7,6 +7,7 @@ links), and `try_load`, after which a strict failure is raised that torch would 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from kcache.hooks import guarded, lift, refused, session
@@ -54,6 +55,7 @@ def install(patches: Patches) -> None:
     if hasattr(result, "wrap_post_compile"):
         wrap = result.wrap_post_compile
 
+        @functools.wraps(wrap)  # other seams ask for its parameters
         def wrap_post_compile(*args: Any, **kwargs: Any) -> Any:
             with refused.noted("aot"):
                 return wrap(*args, **kwargs)

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from kcache.digest import SIZE, Key
 from kcache.errors import Damaged, Opaque
-from kcache.hooks import host, printed, session
+from kcache.hooks import host, printed, ranks, session
 from kcache.hooks.describe import describe
 from kcache.hooks.patch import Patches, require
 from kcache.key import Description, Descriptions
@@ -59,6 +59,8 @@ def parse(key: str) -> Key | None:
 
 def make_key(layer: str, pickler: Any, details: Any, bypass: type[Exception]) -> str:
     """64 hexadecimal digits for `details`; raises torch's own `bypass` with a named reason where there is no key."""
+    if setting := ranks.talking():
+        _refuse(layer, f"the ranks talk while they compile: {setting}", bypass)
     try:
         description = describe(details, pickler.dumps, layer, host.compiler_identity)
     except Opaque as opaque:
