@@ -23,6 +23,7 @@ IGNORED: Mapping[str, str] = {
     # Autotuner
     "cache": _CACHES, "nargs": _CACHES, "bench_time": _CACHES, "best_config": _CACHES, "configs_timings": _CACHES,
     "restore_copies": _CACHES, "base_fn": _DERIVED, "arg_names": _DERIVED, "do_bench": _DERIVED,
+    "cache_results": "where timings are kept",
     # JITFunction
     "hash": _CACHES, "_hash_lock": _CACHES, "used_global_vals": _CACHES, "device_caches": _CACHES, "kernel": _CACHES,
     "kernel_cache": _CACHES, "CompiledKernel": _CACHES, "compile": _CACHES, "ASTSource": _CACHES, "run": _DERIVED,

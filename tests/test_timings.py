@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 import kcache  # noqa: E402
-from kcache.hooks import session  # noqa: E402
+from kcache.hooks import session, variants  # noqa: E402
 from tests.test_link import HEAD, program  # noqa: E402
 from tests.test_variants import device  # noqa: E402, F401
 
@@ -22,7 +22,7 @@ CONFIGS = '[triton.Config({"BLOCK": b}, num_warps=w) for b in (64, 128) for w in
 TUNED = HEAD + f"""
 import cfg
 alias = tl.<alias>
-@triton.autotune({CONFIGS}, key=["n"], cache_results=True<more>)
+@triton.autotune({CONFIGS}, key=["n"]<more>)
 @triton.jit
 def kern(x_ptr, o_ptr, n, BLOCK: tl.constexpr):<comment>
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -40,21 +40,38 @@ def tuned(folder: Path, k: str = "7.5", **values: str) -> Any:
 
 
 def measured(kernel: Any, timings: list[Any], key: Any = KEY, configs: Any = None) -> int:
-    """Ask for the best config; how often it was measured."""
+    """Ask for the best config as Triton's `run` does for a key that it does not know; how often it was measured."""
     runs = []
     kernel.nargs = {}
     configs = configs or kernel.configs
+    kernel.prune_configs({})
 
     def bench() -> None:
         runs.append(1)
         kernel.configs_timings = dict(zip(configs, timings))
         kernel.cache[key] = min(kernel.configs_timings, key=lambda c: str(kernel.configs_timings[c]))
 
+    assert kernel.cache_results
     kernel.check_disk_cache(key, configs, bench)
-    active = session.CURRENT
-    if active is not None:
-        active.cache.flush()
+    session.current().cache.flush()
     return len(runs)
+
+
+def launched(kernel: Any, n: Any = 256, offset: int = 0) -> tuple[int, Any]:
+    """Launch by `run`, all of it Triton's but the measuring and the launch; how often it measured, and the winner."""
+    runs = []
+
+    def bench(call: Any, quantiles: Any) -> float:
+        runs.append(1)
+        return 1.0 / len(runs)
+
+    kernel.do_bench = bench
+    real = kernel.fn.run
+    kernel.fn.run = lambda *args, **kwargs: real(*args, **kwargs) if kwargs.get("warmup") else None
+    x = torch.ones(1024)
+    kernel.run(x[offset:], torch.empty_like(x), n, grid=(1,))
+    session.current().cache.flush()
+    return len(runs), kernel.best_config
 
 
 TIMES = [4.0, 2.0, float("inf"), 1.0]
@@ -110,9 +127,56 @@ def test_a_damaged_entry_is_measured_again(device: None, tmp_path: Path) -> None
 
     kernel = tuned(tmp_path / "p")
     for broken in (b"{}", b'{"timings": [1.0]}', b"not"):
-        parts = timings.parts_of(kernel, KEY, kernel.configs)
+        kernel.nargs = {}
+        parts = timings.parts_of(kernel, KEY, kernel.configs, {})
         session.current().cache.store.delete([each.id for each in session.current().cache.store.scan("tune")])
         session.current().cache.put("tune", Key.of(parts), broken)
         session.current().cache.flush()
         assert measured(kernel, TIMES) == 1
         assert measured(kernel, TIMES) == 0
+
+
+def test_a_launch_in_another_process_measures_nothing(device: None, tmp_path: Path) -> None:  # noqa: F811
+    kernel, again = tuned(tmp_path / "p"), tuned(tmp_path / "q", comment="  # fast")
+    assert launched(kernel) == (4, kernel.configs[3])
+    assert launched(again) == (0, again.configs[3])
+    assert launched(again) == (0, again.configs[3])
+
+
+def test_nothing_is_compiled_for_a_measurement_that_will_not_be(device: None, tmp_path: Path) -> None:  # noqa: F811
+    launched(tuned(tmp_path / "p"))
+    cache, pool = session.current().cache, variants._pool
+    cache.store.delete([each.id for each in cache.store.scan("triton")])
+    assert pool is not None
+    variants.close()
+    assert launched(tuned(tmp_path / "q"))[0] == 0
+    assert variants._pool is None
+
+
+@pytest.mark.parametrize("launch", [{"n": 512}, {"n": 1}, {"offset": 1}], ids=str)
+def test_another_specialization_is_measured(device: None, tmp_path: Path, launch: dict[str, Any]) -> None:  # noqa: F811
+    launched(tuned(tmp_path / "p"))
+    assert launched(tuned(tmp_path / "q"), **launch)[0] == 4
+
+
+def test_a_constant_of_the_launch_counts(device: None, tmp_path: Path) -> None:  # noqa: F811
+    """Triton's own key has only what `key` names."""
+    text = TUNED.replace("n, BLOCK", "n, S: tl.constexpr, BLOCK").replace("* cfg.K", "* cfg.K * S")
+    for name, value in VALUES.items():
+        text = text.replace(f"<{name}>", value)
+    found = []
+    for number, scale in enumerate((1.0, 1.0, 1)):
+        kernel = program(tmp_path / str(number), {"cfg.py": "K = 7.5\n", "kern.py": text})
+        run = kernel.run
+        kernel.run = lambda *args, run=run, scale=scale, **kwargs: run(*args, scale, **kwargs)
+        found.append(launched(kernel)[0])
+    assert found == [4, 0, 4]
+
+
+def test_what_the_program_asked_of_triton_is_as_before(tmp_path: Path) -> None:
+    kernel = tuned(tmp_path / "p")
+    kcache.enable()
+    assert kernel.cache_results
+    kernel.cache_results = False
+    kcache.disable()
+    assert kernel.cache_results is False and "cache_results" not in vars(type(kernel))

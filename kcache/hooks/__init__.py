@@ -27,8 +27,8 @@ from kcache.hooks.patch import Patches
 logger = logging.getLogger("kcache")
 
 SEAMS = (
-    "host", "lift", "aot", "fx", "quarantine", "pool", "extern", "printed", "errors", "kernels", "triton", "variants",
-    "timings", "worker", "tune", "cpp", "code", "fresh",
+    "host", "lift", "aot", "fx", "quarantine", "pool", "extern", "printed", "errors", "kernels", "triton", "timings",
+    "variants", "worker", "tune", "cpp", "code", "fresh",
 )  # fmt: skip
 """In the order in which they are installed; `disable()` undoes them in the opposite order."""
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from kcache.build import Pool, cores
 from kcache.errors import Opaque
-from kcache.hooks import kernels, recipes, session
+from kcache.hooks import kernels, recipes, session, timings
 from kcache.hooks.patch import Patches, require
 
 _local = threading.local()
@@ -65,6 +65,8 @@ def start(tuner: Any, configs: Any, kwargs: dict[str, Any]) -> None:
     """Hand all variants of `configs` that are missing to the workers, if there are at least two."""
     jobs = session.current().settings.jobs or max(1, cores() - 2)
     if jobs < 2 or len(configs) < 2 or not session.caching() or not _plain(tuner):
+        return
+    if timings.known(tuner, configs, kwargs):  # nothing will be measured
         return
     missing = [asked for asked in _asked(tuner, configs, kwargs) if _missing(asked)]
     if len(missing) < 2:

@@ -35,13 +35,13 @@ if how == "forked":
     cache.flush()
     if not os.fork():
         put(range(2, 8))
-        time.sleep(0.5)
+        time.sleep(3)
         os._exit(0)
     os.wait()
 else:
     put(range(8))
 if how in ("SIGTERM", "SIGINT"):
-    time.sleep(0.5)
+    time.sleep(3)
     print("ready", flush=True)
     signal.pause()
 elif how == "busy":
