@@ -27,6 +27,9 @@ from tests.faults.figures import Figures
 
 MORE = 700
 """Entries of a program that needs more than 8 MiB."""
+MANY = 6000
+"""Entries of a program that needs more than `LIMIT` bytes."""
+LIMIT = 64 * MIB
 NOBODY = 65534
 
 
@@ -51,15 +54,19 @@ class Case:
         self.folder = folder
         self.point = folder / "disk"
         self.root = self.point / "store"
+        self.max_size = 64 * MIB
+        self.group: Path | None = None
         self.figures = Figures()
         self.point.mkdir(parents=True)
 
     def start(self, first: int, last: int, *options: object) -> subprocess.Popen[str]:
         env = {name: text for name, text in os.environ.items() if not name.startswith("KCACHE")}
-        env |= {"KCACHE_DIR": str(self.root), "KCACHE_MAX_SIZE": str(64 * MIB)}
+        env |= {"KCACHE_DIR": str(self.root), "KCACHE_MAX_SIZE": str(self.max_size)}
         for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "HOME"):
             env[name] = str(self.folder / name)
         command = [sys.executable, "-m", "tests.faults.program", str(first), str(last), *map(str, options)]
+        if self.group:  # joined before the program begins, so that all its memory counts
+            command = ["sh", "-c", f'echo $$ > {self.group}/cgroup.procs && exec "$@"', "sh", *command]
         return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def end(self, process: subprocess.Popen[str], result: str) -> Ended:
@@ -239,6 +246,40 @@ def _address_space() -> int:
     return int(done.stdout) * resource.getpagesize()
 
 
+def memory_limit(case: Case) -> None:
+    """A group of processes may use less memory than the store is large: pages of the file are given up and read again."""
+    group = _memory_group(f"kcache-{os.getpid()}", LIMIT)
+    if group is None:
+        case.figures.counts["left out: no group of processes can be made here"] += 1
+        return
+    case.max_size, case.group = 512 * MIB, group
+    try:
+        ended = case.run(0, MANY)
+        case.expect("no warning", not ended.warnings, str(ended.warnings))
+        case.expect("all is stored", ended.said["stored"] == MANY, str(ended.said))
+        size = (case.root / "v1" / "data.mdb").stat().st_size
+        case.expect("the store is larger than the limit", size > 1.2 * LIMIT, str(size))
+        case.readable(0, MANY, MANY)
+    finally:
+        group.rmdir()
+    case.sound()
+
+
+def _memory_group(name: str, limit: int) -> Path | None:
+    """A control group whose processes share `limit` bytes of memory, swap not counted; None where none can be made."""
+    for root, file in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        group = Path(root) / name
+        try:
+            group.mkdir()
+            (group / file).write_text(str(limit))
+        except OSError:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+            continue
+        return group
+    return None
+
+
 def no_shared_memory(case: Case) -> None:
     """No /dev/shm that could be written."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", "/dev/shm"], check=True)
@@ -304,7 +345,7 @@ CASES: dict[str, Callable[[Case], None]] = {
     for case in (
         *(full_while_storing, full_under_load, full_before_opening, full_before_the_store_is_made),
         *(remounted_readonly, readonly_directory, file_size_limit, file_size_limit_before_the_store_is_made),
-        *(address_space_limit, no_address_space, no_shared_memory, failing_calls),
+        *(address_space_limit, no_address_space, memory_limit, no_shared_memory, failing_calls),
         *(compiling_on_a_full_disk, compiling_from_a_readonly_disk, compiling_without_shared_memory),
     )
 }
