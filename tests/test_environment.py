@@ -30,7 +30,7 @@ def leaf(value: Any) -> bytes:
 
 def now() -> dict[str, str]:
     """Every part of the environment as it is, by name."""
-    found = [*environment.holes((), leaf), *describe.settings(leaf, lambda: "compiler")]
+    found = [*environment.holes((), leaf), *describe.again(leaf, lambda: "compiler")]
     return {part.name: part.digest.hex for part in found}
 
 

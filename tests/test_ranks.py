@@ -48,12 +48,12 @@ def test_ranks_that_talk_store_nothing(tmp_path: Path) -> None:
 
 
 def test_one_process_is_never_silenced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The switches alone do not matter; all that this torch has are read where they lie."""
-    monkeypatch.setattr(torch._functorch.config, "_sync_decision_cross_ranks", True)
+    """The switches alone do not matter; they are read where they lie."""
+    autograd, inductor = torch._functorch.config, torch._inductor.config
+    with autograd.patch(_sync_decision_cross_ranks=True):
+        assert ranks.talking() == ""
+        monkeypatch.setattr(ranks, "_several", lambda: True)
+        assert ranks.talking() == "torch._functorch.config._sync_decision_cross_ranks"
     assert ranks.talking() == ""
-    monkeypatch.setattr(ranks, "_several", lambda: True)
-    assert ranks.talking() == "torch._functorch.config._sync_decision_cross_ranks"
-    monkeypatch.setattr(torch._functorch.config, "_sync_decision_cross_ranks", False)
-    assert ranks.talking() == ""
-    monkeypatch.setattr(torch._inductor.config.aten_distributed_optimizations, "enable_overlap_scheduling", True)
-    assert ranks.talking().endswith("enable_overlap_scheduling")
+    with inductor.patch({"aten_distributed_optimizations.enable_overlap_scheduling": True}):
+        assert ranks.talking().endswith("aten_distributed_optimizations.enable_overlap_scheduling")

@@ -60,10 +60,8 @@ def describe(details: Any, leaf: Leaf, layer: str, compiler: Callable[[], str]) 
         held = configured.code(config)
         return [*code_parts(graph, classes), *held, *tables.parts(), *environment.holes(_key_env(), leaf)]
 
-    def again() -> list[Part]:
-        now = settings()
-        return [*environment.of_details(now, leaf, {*REPLACED, *PER_COMPILE}), configured.values(now, leaf, compiler),
-                *live(now.inductor_config)]  # fmt: skip
+    def now() -> list[Part]:
+        return [*again(leaf, compiler), *live(settings().inductor_config)]
 
     keyed = list(details.example_inputs)
     if layer == "aot":  # what a symbol is called goes back to the caller's argument names
@@ -81,7 +79,7 @@ def describe(details: Any, leaf: Leaf, layer: str, compiler: Callable[[], str]) 
         fixed.append(Part.of("assumptions", assumed, readable=True))
     if hasattr(details, "aot_config"):
         fixed.append(environment.settings_part("aot_config", aot_config(details.aot_config), leaf))
-    return Description((*fixed, *live(details.inductor_config)), again, label(graph))
+    return Description((*fixed, *live(details.inductor_config)), now, label(graph))
 
 
 def settings() -> Any:
@@ -90,6 +88,12 @@ def settings() -> Any:
 
     with lift.lifted():
         return FxGraphHashDetails(torch.fx.GraphModule({}, torch.fx.Graph()), [], {}, [])
+
+
+def again(leaf: Leaf, compiler: Callable[[], str]) -> list[Part]:
+    """Parts of the environment as they are now, under the names they have in a description."""
+    found = settings()
+    return [*environment.of_details(found, leaf, {*REPLACED, *PER_COMPILE}), configured.values(found, leaf, compiler)]
 
 
 def _key_env() -> Iterable[str]:
