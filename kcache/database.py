@@ -1,60 +1,32 @@
-"""One LMDB environment per file and process: opened, checked, shared, kept apart over `fork()`.
+"""One LMDB environment per file and process: shared, used in transactions, kept apart over `fork()`.
 
-The only module that opens LMDB. `store` says what it promises; this one keeps these parts of it:
+`store` says what it promises; this module keeps these parts of it:
 
-* before a file is mapped, its length is compared with the last page that it names, and if a
-  process died inside a transaction, the whole tree is walked by `lmdb.verify`, which never maps
-  it; a file that fails is set aside by the caller (`Unreadable`);
-* the map is as large as the limit of the store, so LMDB itself keeps the file below it. A
-  process with a larger limit may outgrow another's map; the other then adopts the new size;
+* a file that is damaged is set aside by the caller (`Unreadable`);
+* a process with a larger limit may outgrow another's map; the other then adopts the new size;
 * a write takes its turn first, see `holders`.
-
-Opening `data.mdb` for the walk happens before this process opens the environment: closing a
-descriptor of a file that is open through LMDB would drop its locks (POSIX).
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import lmdb
-from lmdb.verify import VerifyError
-from lmdb.verify import verify as walk
 
-from .entry import VERSION
-from .errors import REASON_OF_ERRNO, NewerStore, StoreError
+from . import datafile
+from .datafile import BROKEN, SLACK, MapFull, Unreadable, explained
+from .errors import StoreError
 from .gate import Gate
 from .holders import Holders
 from .place import identity
-from .rows import LATER, TABLES, Transaction
-from .units import GIB, MIB
+from .rows import Transaction
 
-MapFull = lmdb.MapFullError
-"""Raised by a transaction for which the file has no room; the store evicts and tries again."""
-CHECK_WAIT = 5.0
-"""Seconds for which whoever opens a suspect store waits until another process has checked it."""
 OPEN_WAIT = 1.5
 """Seconds for which opening waits for its turn: LMDB hands out its tables in a writing transaction."""
-_SLACK = 4 * MIB
-"""Room above a file that is already larger than its limit: without it nothing could be evicted."""
-_BROKEN = (
-    *(lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError),
-    # kcache gives no cause for these, so they speak of the file: a name of no bytes, a tree without end, a table that
-    # became another, a transaction in which LMDB met something that it did not report.
-    *(lmdb.BadValsizeError, lmdb.CursorFullError, lmdb.PageFullError, lmdb.IncompatibleError, lmdb.BadDbiError),
-    lmdb.BadTxnError,
-)
-_READERS = 1022
-
-
-class Unreadable(StoreError):
-    """The file is damaged: LMDB cannot read it, or its tree does not hold together."""
 
 
 class Database:
@@ -83,7 +55,7 @@ class Database:
         if self.holders is not None:
             self.holders.enter()
         try:
-            return _open_tables(self.env, readonly=self.readonly)
+            return datafile.open_tables(self.env, readonly=self.readonly)
         finally:
             if self.holders is not None:
                 self.holders.leave()
@@ -99,7 +71,7 @@ class Database:
             except lmdb.PanicError:
                 size = self.env.info()["map_size"]
                 self.env.close()
-                self.env = _open_lmdb(self.home, size, readonly=self.readonly)
+                self.env = datafile.open_lmdb(self.home, size, readonly=self.readonly)
                 self.tables = self._open_tables()
 
     def replaced(self) -> bool:
@@ -196,8 +168,8 @@ class _Inside:
         """Raise what callers know in place of LMDB's own errors; return for any other."""
         if isinstance(error, MapFull) or not isinstance(error, lmdb.Error):
             return
-        if not isinstance(error, _BROKEN):
-            raise _explained(error, self._held.home) from error
+        if not isinstance(error, BROKEN):
+            raise explained(error, self._held.home) from error
         if self._broken is not None:
             self._broken(self._held)
         aside = "; it was set aside" if self._broken is not None else ""
@@ -261,38 +233,14 @@ def forget(database: Database) -> None:
         _leaked.append(database)
 
 
-def make(directory: Path) -> None:
-    """Put an empty database into `directory`. Raises `StoreError` or `OSError`."""
-    env = None
-    try:
-        env = _open_lmdb(directory, MIB * 4, readonly=False)
-        tables = _open_tables(env)
-        with env.begin(write=True) as txn:
-            txn.put(b"format", str(VERSION).encode(), db=tables["meta"])
-    except lmdb.Error as error:
-        raise _explained(error, directory) from error
-    finally:
-        if env is not None:
-            env.close()
-    Holders(directory).close()
-    # LMDB leaves holes in the table of readers; a hole that is touched on a full disk ends the process.
-    descriptor = os.open(directory / "lock.mdb", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        os.posix_fallocate(descriptor, 0, os.fstat(descriptor).st_size)
-    finally:
-        os.close(descriptor)
-
-
 @contextlib.contextmanager
 def alone(home: Path) -> Iterator[None]:
     """Keep every process out of `home`, this one too. Raises `StoreError`, reason `in-use`, if any has it open."""
     with gate.lock:
         if identity(home) in _open:
             raise StoreError(f"{home} is open in this process. Close it first", reason="in-use")
-        try:
+        with datafile.explaining(home):
             holders = Holders(home)
-        except OSError as error:
-            raise _explained(error, home) from error
         try:
             with holders.alone():
                 yield
@@ -300,202 +248,29 @@ def alone(home: Path) -> Iterator[None]:
             holders.close()
 
 
-def survey(home: Path) -> tuple[dict[str, int], int]:
-    """The rows of each table in `home` and the bytes in use. Caller is `alone`, and has looked for `problems`."""
-    env = _open_lmdb(home, _SLACK, readonly=True)
-    try:
-        _check_length(env, home, None)
-        tables = _open_tables(env, readonly=True)
-        with env.begin() as inner:
-            txn = Transaction(inner, tables)
-            _check_format(txn, home)
-            return {name: txn.entries(name) for name in tables}, txn.live_bytes()
-    except lmdb.Error as error:
-        raise _explained(error, home) from error
-    finally:
-        env.close()
-
-
-def copy(home: Path, target: Path) -> None:
-    """Put into the empty directory `target` what is in use in `home`. Caller is `alone`, as above."""
-    env = _open_lmdb(home, _SLACK, readonly=True)
-    try:
-        env.copy(os.fsencode(target), compact=True)  # type: ignore[arg-type]
-    except (lmdb.Error, OSError) as error:
-        raise _explained(error, target) from error
-    finally:
-        env.close()
-
-
-def problems(home: Path) -> list[str]:
-    """What is wrong with the tree in `home`, which this process must not have open. Never maps the file."""
-    try:
-        return [str(problem) for problem in walk(str(home))]
-    except (VerifyError, OSError) as error:
-        return [str(error)]
-
-
 def _open_checked(home: Path, limit: int, *, readonly: bool) -> Database:
     holders = env = None
     try:
-        holders = _holders(home, readonly=readonly)
-        env = _open_lmdb(home, limit, readonly=readonly)
-        _check_length(env, home, holders)
+        holders = datafile.join(home, readonly=readonly)
+        env = datafile.open_lmdb(home, limit, readonly=readonly)
+        datafile.check_length(env, home, holders)
         used = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-        if not readonly and used + _SLACK > env.info()["map_size"]:
-            env.set_mapsize(used + _SLACK)
+        if not readonly and used + SLACK > env.info()["map_size"]:
+            env.set_mapsize(used + SLACK)
         database = Database(env, home, holders, readonly=readonly)
         with database.transaction() as txn:
-            _check_format(txn, home)
+            datafile.check_format(txn, home)
         if not readonly:
             env.reader_check()
         return database
     except BaseException as error:
         if env is not None:
             env.close()
-        broken = isinstance(error, _BROKEN) or (env is None and _refused_by_binding(error) and _unsound(home, holders))
+        broken = isinstance(error, BROKEN) or (env is None and datafile.unsound(error, home, holders))
         if holders is not None:
             holders.close()
         if broken:
             raise Unreadable(f"{home} cannot be read: {error}", reason="unreadable-store") from error
         if isinstance(error, (lmdb.Error, OSError)):
-            raise _explained(error, home) from error
+            raise explained(error, home) from error
         raise
-
-
-def _holders(home: Path, *, readonly: bool) -> Holders | None:
-    """A slot in `home`, once it is known that the store has killed nobody. None where nothing can be written."""
-    try:
-        holders = Holders(home)
-    except OSError:
-        if readonly:
-            return None
-        raise
-    try:
-        if holders.died_inside():
-            with holders.turn(CHECK_WAIT):
-                _check_tree(home, holders)
-        holders.join()
-    except BaseException:
-        holders.close()
-        raise
-    return holders
-
-
-def _check_tree(home: Path, holders: Holders) -> None:
-    dead = holders.died_inside()  # again: whoever had the turn before may have checked
-    if not dead:
-        return
-    found = problems(home)
-    if found:
-        raise lmdb.CorruptedError(f"a process died reading it, and {found[0]}")
-    holders.forgive(dead)
-
-
-def _refused_by_binding(error: BaseException) -> bool:
-    """Whether py-lmdb itself would not open the file: for a version that LMDB never had it has no error of its own."""
-    return type(error) is lmdb.Error and not error.code
-
-
-def _unsound(home: Path, holders: Holders | None) -> bool:
-    with holders.turn() if holders else contextlib.nullcontext():
-        return bool(problems(home))
-
-
-def _check_length(env: lmdb.Environment, home: Path, holders: Holders | None) -> None:
-    """Refuse a file that was cut short: touching what is missing would be SIGBUS. Comes before any table is read."""
-
-    def missing() -> tuple[int, int]:
-        needed = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-        return needed - os.stat(home / "data.mdb").st_size, needed
-
-    short, needed = missing()
-    if short > MIB + needed // 100:
-        raise lmdb.CorruptedError(f"data.mdb lacks {short} of {needed} bytes")
-    if short > 0 and holders is not None:
-        # Pages at the end that were freed before they were ever written are missing rightfully. In turn, so
-        # that nobody else makes the file longer meanwhile; by path, so that no descriptor is opened.
-        with holders.turn():
-            short, needed = missing()
-            if short > 0:
-                os.truncate(home / "data.mdb", needed)
-
-
-def _check_format(txn: Transaction, home: Path) -> None:
-    data = txn.get("meta", b"format")
-    if data is None:
-        return
-    if not data.isdigit():
-        raise lmdb.CorruptedError(f"its format is given as {data[:20]!r}")
-    found = int(data)
-    if found > VERSION:
-        raise NewerStore(f"{home} has format {found}, newer than this kcache reads ({VERSION})")
-
-
-def _open_lmdb(home: Path, limit: int, *, readonly: bool) -> lmdb.Environment:
-    """The environment in `home`, with the largest map up to `limit` that the address space allows."""
-    sizes = [limit, *(size for size in (4 * GIB, GIB, 256 * MIB, 64 * MIB) if size < limit)]
-    for size in sizes:
-        try:
-            return lmdb.open(
-                os.fsencode(home),
-                map_size=size,
-                subdir=True,
-                readonly=readonly,
-                mode=0o600,
-                create=not readonly,
-                metasync=False,
-                readahead=False,
-                max_readers=_READERS,
-                max_dbs=len(TABLES) + 7,
-                max_spare_txns=0,
-            )
-        except (lmdb.MemoryError, MemoryError):
-            continue
-    raise StoreError(f"{home}: no address space for a map of {sizes[-1]} bytes. Raise `ulimit -v`", reason="no-memory")
-
-
-def _open_tables(env: lmdb.Environment, *, readonly: bool = False) -> dict[str, Any]:
-    """Handles of all tables, made if missing; of a store that may only be read, those that it has."""
-    if readonly:
-        found = {}
-        for name in TABLES:
-            try:
-                found[name] = env.open_db(name.encode(), create=False)
-            except lmdb.NotFoundError:
-                if name not in LATER:
-                    raise
-        return found
-    # A writing transaction: py-lmdb loses handles that were opened in one that only reads.
-    with env.begin(write=True) as txn:
-        return {name: env.open_db(name.encode(), txn=txn) for name in TABLES}
-
-
-_REASONS = (
-    (lmdb.ReadersFullError, "readers-full"),
-    (lmdb.LockError, "lock"),
-    (lmdb.ReadonlyError, "read-only"),
-)
-
-
-_SHORT = (errno.EIO, errno.EINVAL)
-"""What LMDB says where the kernel wrote only a part: the second of a copy, whose rest is then not aligned."""
-
-
-def _explained(error: lmdb.Error | OSError, home: Path) -> StoreError:
-    reason = next((name for kind, name in _REASONS if isinstance(error, kind)), "")
-    number = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
-    reason = reason or REASON_OF_ERRNO.get(number or 0, "") or (_why_short(home) if number in _SHORT else "")
-    return StoreError(f"{home}: {error}" + (f" ({reason})" if reason else ""), reason=reason)
-
-
-def _why_short(home: Path) -> str:
-    """Which limit the kernel met when it wrote only a part."""
-    with contextlib.suppress(OSError):
-        size, limit = os.stat(home / "data.mdb").st_size, resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-        if limit != resource.RLIM_INFINITY and size + GIB // 64 > limit:
-            return "file-size-limit"
-        facts = os.statvfs(home)
-        if facts.f_bavail * facts.f_frsize < 16 * MIB:
-            return "disk-full"
-    return "input-output"

@@ -9,7 +9,7 @@ with the reason `readers-full`, which callers take for a bypass.
 
 Process death: at any instant, loses at most the batch being written. A dead writer's locks are
 freed by the kernel. Whoever opens a store in which a process died inside a transaction checks
-the whole tree first (`database`), so a file that has killed one process does not kill the next.
+the whole tree first (`datafile`), so a file that has killed one process does not kill the next.
 
 Power loss: LMDB's default is kept (data is synced before the page that makes it visible) but
 for `metasync=False`, which leaves the sync of that page to the next commit. The last commit may
@@ -60,9 +60,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import database, history, place, recent, room
+from . import database, datafile, history, place, recent, room
 from .counters import Stats
-from .database import Database, MapFull, Unreadable
+from .database import Database
+from .datafile import MapFull, Unreadable
 from .digest import Digest, Key, Part
 from .draft import Draft, Packed, pack
 from .entry import MAX_RAW, Record, pack_frame, pack_parts, unpack_frame, unpack_parts, unpack_record
@@ -162,7 +163,7 @@ class Store:
     def _opened(self) -> Database:
         for last in (*[False] * _ATTEMPTS, True):
             with place.kept(self.root):
-                home = place.prepare(self.root, database.make, create=self._create, readonly=self.readonly)
+                home = place.prepare(self.root, datafile.make, create=self._create, readonly=self.readonly)
                 file = place.identity(home)
                 try:
                     return database.acquire(home, self.max_size, readonly=self.readonly)

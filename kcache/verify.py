@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from . import database, place
+from . import database, datafile, place
 from .digest import SIZE, Digest, Key
 from .entry import Record, unpack_parts, unpack_record
 from .errors import DAMAGE_UNREADABLE, Damaged, StoreError
@@ -53,10 +53,10 @@ class Report:
 def tree(root: Path, *, repair: bool = False) -> tuple[list[str] | None, Path | None]:
     """What is wrong with the tree of the store in `root`, None if it is in use and cannot be walked; and where it was
     set aside, with `repair`. Raises `StoreError` if there is no store that may be used."""
-    home = place.prepare(root, database.make, create=False, readonly=not repair)
+    home = place.prepare(root, datafile.make, create=False, readonly=not repair)
     try:
         with database.alone(home):
-            found = database.problems(home)
+            found = datafile.problems(home)
             return found, place.set_aside(home, place.identity(home)) if found and repair else None
     except StoreError as error:
         if error.reason not in ("in-use", "busy", "read-only", "not-permitted"):

@@ -114,7 +114,7 @@ def test_whoever_opens_it_meanwhile_is_busy_and_not_stuck(churned):
 COMPACT = """
 import os, signal, sys
 from pathlib import Path
-from kcache import compact, database
+from kcache import compact, datafile
 moment, calls = int(sys.argv[2]), 0
 
 def dies(function):
@@ -129,7 +129,7 @@ def dies(function):
         return result
     return call
 
-for owner, name in [(database, "problems"), (database, "survey"), (database, "copy"),
+for owner, name in [(datafile, "problems"), (compact, "_survey"), (compact, "_copy"),
                     (os, "chmod"), (os, "fsync"), (os, "rename"), (compact.tempfile, "mkdtemp"), (compact.shutil, "rmtree")]:
     setattr(owner, name, dies(getattr(owner, name)))
 compact.compact(Path(sys.argv[1]))

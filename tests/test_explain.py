@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kcache import database, recent, rows, why
+from kcache import datafile, recent, rows, why
 from kcache.counters import Stats
 from kcache.diff import differences
 from kcache.digest import Key, Part
@@ -98,7 +98,7 @@ def test_a_store_without_the_index_of_the_newest_is_read_and_then_written(
     """As version 1 was before it had that table: nothing to compare with, and no error."""
     old = parts(graph="g")
     with monkeypatch.context() as before:
-        before.setattr(database, "TABLES", tuple(name for name in rows.TABLES if name != "recent"))
+        before.setattr(datafile, "TABLES", tuple(name for name in rows.TABLES if name != "recent"))
         before.setattr(recent, "note", lambda *_: None)
         opened = Store.open(tmp_path / "s")
         put(opened, old)

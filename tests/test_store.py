@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kcache import database, errors, place, room, rows, store
+from kcache import datafile, errors, place, room, rows, store
 from kcache.counters import Stats
 from kcache.digest import Digest, Key, Part
 from kcache.draft import Draft
@@ -380,7 +380,7 @@ def test_nothing_reads_the_files_while_the_store_is_open():
     """Closing a descriptor of lock.mdb would drop LMDB's locks: few modules name the files, for `stat` or `alone`."""
     package = Path(store.__file__).parent
     named = {p.name for p in package.glob("*.py") if ".mdb" in p.read_text()}
-    assert named <= {"store.py", "place.py", "database.py", "holders.py", "compact.py"}
+    assert named <= {"store.py", "place.py", "datafile.py", "holders.py", "compact.py"}
     for module in (store, place):
         assert "open(home / " not in Path(module.__file__).read_text()
 
@@ -446,8 +446,8 @@ def test_touch_writes_at_most_once_an_hour(opened):
 
 
 def test_full_map_evicts_then_skips(tmp_path, monkeypatch):
-    real = database._open_lmdb
-    monkeypatch.setattr(database, "_open_lmdb", lambda home, size, *, readonly: real(home, 4 * MIB, readonly=readonly))
+    real = datafile.open_lmdb
+    monkeypatch.setattr(datafile, "open_lmdb", lambda home, size, *, readonly: real(home, 4 * MIB, readonly=readonly))
     opened = Store.open(tmp_path / "s", max_size=GIB)
     results = [opened.write([draft(n, os.urandom(MIB // 2), created_ns=n)]) for n in range(20)]
     assert results == [[""]] * 20

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from kcache import database
+from kcache import datafile
 from kcache.counters import Stats
 from kcache.digest import Digest, Key, Part
 from kcache.draft import Draft
@@ -76,7 +76,7 @@ def audit(root: Path, *, expected: Callable[[int], bytes] = value) -> list[str]:
     The tree holds together; every entry is whole and has the value that its label says; the references that are
     counted are those that there are, and every frame has one.
     """
-    wrong = [f"tree: {problem}" for problem in database.problems(root / "v1")]
+    wrong = [f"tree: {problem}" for problem in datafile.problems(root / "v1")]
     if wrong:
         return wrong
     stats = Stats()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from kcache import database
+from kcache import datafile
 from kcache.cache import Cache
 from kcache.config import Settings
 from kcache.counters import Stats
@@ -71,7 +71,7 @@ def test_reader_that_never_ends_costs_room_and_nothing_else(tmp_path):
 
 def test_more_readers_than_slots_is_a_counted_miss(tmp_path, monkeypatch):
     root = tmp_path / "s"
-    monkeypatch.setattr(database, "_READERS", 2)
+    monkeypatch.setattr(datafile, "_READERS", 2)
     store = opened(root)
     store.write([entries.draft(0)])
     stats = Stats()
